@@ -1,0 +1,1 @@
+"""Triton kernels: a leaf that knows torch and triton and nothing of kvtool."""

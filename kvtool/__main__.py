@@ -1,0 +1,5 @@
+"""`python -m kvtool` is `kvtool`."""
+
+from kvtool.cli.main import main
+
+main()

@@ -1,0 +1,108 @@
+"""ModelShape + dtypes + parallelism + block size → CacheLayout: bytes of each thing a layer caches.
+
+A layout says what one cached token of one layer costs, whole model and on one rank. How many tokens
+are held is for an engine to say (kvtool/engines).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvtool.dtypes import Dtype, KvDtype, dtype_named
+from kvtool.errors import KvtoolError
+from kvtool.model.shape import LayerCache, ModelShape, State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheLayout:
+    """A model's cache in given dtypes, cut over tp ranks and pp stages. block_size in tokens."""
+
+    shape: ModelShape
+    dtype: Dtype
+    kv: KvDtype
+    tp: int = 1
+    pp: int = 1
+    block_size: int | None = None
+
+
+def token_bytes(layout: CacheLayout, entry: LayerCache, *, tp: int = 1) -> int:
+    """Bytes of one cached token of one layer on one of `tp` ranks (K and V, scales included)."""
+    heads = shard(entry.kv_heads, tp) if not entry.replicated else entry.kv_heads
+    return heads * (
+        layout.kv.k.vector_bytes(entry.k_head_dim) + layout.kv.v.vector_bytes(entry.v_head_dim)
+    )
+
+
+def token_scale_bytes(layout: CacheLayout, entry: LayerCache) -> int:
+    """Of a token's bytes, scales and zero points."""
+    return entry.kv_heads * (
+        layout.kv.k.scale_share(entry.k_head_dim) + layout.kv.v.scale_share(entry.v_head_dim)
+    )
+
+
+def mha_token_bytes(layout: CacheLayout, entry: LayerCache) -> int:
+    """The same if every query head had its own K and V; an indexer has none to expand."""
+    if not entry.query_heads:
+        return token_bytes(layout, entry)
+    return entry.query_heads * (
+        layout.kv.k.vector_bytes(entry.mha_k_dim) + layout.kv.v.vector_bytes(entry.mha_v_dim)
+    )
+
+
+def state_bytes(layout: CacheLayout, state: State, *, tp: int = 1) -> int:
+    """Bytes of a constant state on one of `tp` ranks: the columns that are needed."""
+    elements = sum(count // pieces * shard(pieces, tp) for count, pieces in state.parts)
+    return elements * state.columns * element_bytes(layout, state)
+
+
+def element_bytes(layout: CacheLayout, state: State) -> int:
+    """Bytes of one element of a state."""
+    if state.dtype == "model":
+        return layout.dtype.bits // 8
+    return dtype_named(state.dtype, flag="the config's state dtype").bits // 8
+
+
+def shard(pieces: int, tp: int) -> int:
+    """Pieces (KV heads, groups, channels) on the fullest of `tp` ranks; at least one on each.
+
+    vLLM, config/model.py: kv_heads per rank = max(1, total // tp). A split that leaves a remainder
+    is refused by `check_parallel`.
+    """
+    return max(1, pieces // tp)
+
+
+def check_parallel(shape: ModelShape, tp: int, pp: int) -> None:
+    """Refuse a tp that does not divide the heads, or more stages than layers."""
+    for entry in shape.layers:
+        pieces = [("query heads", entry.query_heads)] if entry.query_heads else []
+        if not entry.replicated and entry.kv_heads:
+            pieces.append(("KV heads", entry.kv_heads))
+        pieces += [("state pieces", part[1]) for state in entry.states for part in state.parts]
+        for what, count in pieces:
+            uneven = count % tp if count >= tp or what == "query heads" else tp % count
+            if uneven and count > 1:
+                raise KvtoolError(
+                    f"--tp {tp} does not divide {count} {what} of {shape.model_type}",
+                    "choose a tp that divides the heads, such as "
+                    + ", ".join(str(n) for n in (1, 2, 4, 8, 16) if not count % n),
+                    code="tp_does_not_divide",
+                )
+    if pp > shape.num_layers:
+        raise KvtoolError(
+            f"--pp {pp} is more than the {shape.num_layers} layers of {shape.model_type}",
+            f"choose a pp of at most {shape.num_layers}",
+            code="pp_too_large",
+        )
+
+
+def stages(num_layers: int, pp: int) -> list[range]:
+    """Layers of each pipeline stage.
+
+    The remainder goes to the stages before the last, from the back, since the first and last also
+    hold embeddings: vLLM, distributed/utils.py, get_pp_indices.
+    """
+    sizes = [num_layers // pp] * pp
+    for i in range(2, num_layers % pp + 2):
+        sizes[-i] += 1
+    starts = [sum(sizes[:i]) for i in range(pp)]
+    return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]

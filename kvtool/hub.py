@@ -1,0 +1,226 @@
+"""One small file from the Hugging Face Hub or its local cache, within a few seconds or not at all."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from typing import TypeVar
+
+from kvtool import __version__
+from kvtool.errors import KvtoolError
+from kvtool.hub_errors import Asked, explain, not_a_hub, offline
+
+T = TypeVar("T")
+
+_REPO_ID = re.compile(r"\b[\w.-]{1,96}\b/\b[\w.-]{1,96}\b", re.ASCII)
+
+ANSWER_TIMEOUT_S = 3
+DOWNLOAD_TIMEOUT_S = 3
+SLACK_S = 2
+_QUIET = {
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_VERBOSITY": "error",
+}
+
+DEFINITE = ("revision_not_found", "no_config", "too_large")
+"""Answers from the Hub itself about this file: a copy in the cache does not overrule them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubFile:
+    """A file in the Hub's local cache, its commit, and why the cache had to do (or None)."""
+
+    path: Path
+    commit: str
+    stale: str | None = None
+
+
+def fetch(repo_id: str, filename: str, *, revision: str | None, max_bytes: int) -> HubFile:
+    """The file as the Hub has it now; as the cache has it if the Hub cannot be asked."""
+    _check_id(repo_id)
+    _check_revision(revision)
+    _load_library()
+    asked = _asked(repo_id, filename, revision or "main")
+    # Before any request: a download that breaks off has moved the branch in the cache already.
+    cached = _cached(asked)
+    if _is_offline():
+        if cached is None:
+            raise offline(asked)
+        return cached
+    if cached is not None and cached.commit == revision:
+        return cached
+    try:
+        return _within(lambda: _download(asked, cached, max_bytes), asked, _deadline())
+    except KvtoolError as error:
+        if cached is None or error.code in DEFINITE:
+            raise
+        return HubFile(path=cached.path, commit=cached.commit, stale=error.message)
+
+
+def fetch_beside(beside: HubFile, repo_id: str, filename: str) -> HubFile | None:
+    """Another file of the same commit, or None if there is none (or nobody to ask)."""
+    from huggingface_hub import try_to_load_from_cache
+
+    asked = _asked(repo_id, filename, beside.commit)
+    known = try_to_load_from_cache(repo_id, filename, revision=beside.commit)
+    if isinstance(known, str):
+        return HubFile(path=Path(known), commit=beside.commit)
+    # Anything else but None is the cache's way to say that this commit has no such file.
+    if known is not None or beside.stale is not None or _is_offline():
+        return None
+    try:
+        # Most repositories have none: not worth more than the wait for one answer.
+        path = _within(lambda: _download_to_cache(asked), asked, _answer_timeout())
+    except KvtoolError as error:
+        if error.code == "no_config":
+            return None
+        raise
+    return HubFile(path=path, commit=beside.commit)
+
+
+def _load_library() -> None:
+    # Read once, at the import. The telemetry would ask the Hub for one more file before ours and
+    # wait for it; bars and warnings ("Retrying in 1s") would stand between our lines.
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    try:
+        import huggingface_hub.constants  # noqa: F401
+    except (ImportError, ValueError) as error:
+        # ValueError: HF_HUB_ETAG_TIMEOUT=soon and the like.
+        raise KvtoolError(
+            f"huggingface_hub cannot be loaded: {' '.join(str(error).split())[:120]}",
+            "check the HF_… environment variables and `pip install -U huggingface_hub`",
+            code="hub_library",
+        ) from error
+
+
+def _is_offline() -> bool:
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def _asked(repo_id: str, filename: str, revision: str) -> Asked:
+    from huggingface_hub import constants
+
+    return Asked(repo_id=repo_id, filename=filename, revision=revision, endpoint=constants.ENDPOINT)
+
+
+def _check_id(repo_id: str) -> None:
+    # The rules of huggingface_hub's validate_repo_id, without the wait for its import.
+    if _REPO_ID.fullmatch(repo_id) and not re.search(r"--|\.\.|\.git$", repo_id):
+        return
+    raise KvtoolError(
+        f"'{repo_id}' is neither a file nor a Hub id",
+        "a Hub id is org/name, of letters, digits, '-', '_' and '.'; a branch or a commit goes"
+        " into --revision",
+        code="bad_id",
+    )
+
+
+def _check_revision(revision: str | None) -> None:
+    # Git's own rules, more or less; a revision also becomes part of a path in the cache.
+    if revision is None or (
+        re.fullmatch(r"[\w.+@-][\w./+@-]{0,199}", revision) and ".." not in revision
+    ):
+        return
+    shown = "".join(c if c.isprintable() else "?" for c in revision[:80])
+    raise KvtoolError(
+        f"'{shown}' cannot be a revision",
+        "--revision takes a branch, a tag or a commit of the repository",
+        code="bad_revision",
+    )
+
+
+def _cached(asked: Asked) -> HubFile | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        path = try_to_load_from_cache(asked.repo_id, asked.filename, revision=asked.revision)
+    except (OSError, ValueError):
+        return None
+    return (
+        HubFile(path=Path(path), commit=Path(path).parent.name) if isinstance(path, str) else None
+    )
+
+
+def _download(asked: Asked, cached: HubFile | None, max_bytes: int) -> HubFile:
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    # Asked first and alone: hf_hub_download repeats a request that fails, for minutes, and then
+    # no longer says why it failed.
+    found = get_hf_file_metadata(
+        hf_hub_url(asked.repo_id, asked.filename, revision=asked.revision),
+        timeout=_answer_timeout(),
+        library_name="kvtool",
+        library_version=__version__,
+    )
+    if found.commit_hash is None or found.etag is None:
+        raise not_a_hub(asked)
+    if found.size is not None and found.size > max_bytes:
+        raise KvtoolError(
+            f"{asked.filename} of {asked.repo_id} has {found.size:,} bytes",
+            f"a model's config has a few thousand; more than {max_bytes:,} are not read",
+            code="too_large",
+        )
+    if cached is not None and cached.commit == found.commit_hash:
+        return cached
+    path = _download_to_cache(asked)
+    return HubFile(path=path, commit=path.parent.name)
+
+
+def _download_to_cache(asked: Asked) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    return Path(
+        hf_hub_download(
+            asked.repo_id,
+            asked.filename,
+            revision=asked.revision,
+            etag_timeout=_answer_timeout(),
+            library_name="kvtool",
+            library_version=__version__,
+        )
+    )
+
+
+def _answer_timeout() -> int:
+    # huggingface_hub has read the same text as an int when it was imported.
+    return int(os.environ.get("HF_HUB_ETAG_TIMEOUT") or 0) or ANSWER_TIMEOUT_S
+
+
+def _deadline() -> int:
+    download = int(os.environ.get("HF_HUB_DOWNLOAD_TIMEOUT") or 0) or DOWNLOAD_TIMEOUT_S
+    return _answer_timeout() + download + SLACK_S
+
+
+def _within(work: Callable[[], T], asked: Asked, seconds: int) -> T:
+    """The result of `work`, or its failure in two lines; late work is left to a daemon thread.
+
+    Time-outs of single reads bound neither a name server that hangs, nor an answer that drips,
+    nor huggingface_hub's own repetitions.
+    """
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
+            outcome.set_exception(error)
+
+    Thread(target=run, name="kvtool-hub", daemon=True).start()
+    try:
+        error = outcome.exception(timeout=seconds)
+    except TimeoutError as late:
+        error = late
+    if error is None:
+        return outcome.result()
+    problem = explain(error, asked)
+    # An error about the token may quote it: no traceback may show that one.
+    raise problem from (None if problem.code == "bad_token" else error)

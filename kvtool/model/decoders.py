@@ -1,0 +1,171 @@
+"""Decoders that name their sizes in their own way, and cross-attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvtool.model.attention import (
+    MAX_HEADS,
+    Place,
+    cross,
+    entry,
+    per_layer,
+    plain,
+    swa_named,
+)
+from kvtool.model.keys import Keys, Known, refuse
+from kvtool.model.shape import LayerCache
+
+
+def _split(keys: Keys, heads: Known) -> Known:
+    hidden = keys.need("hidden_size", "d_model", "embed_dim")
+    if hidden.value < heads.value:
+        raise refuse(f"{hidden.by} is less than {heads.by}: no head size follows")
+    return Known(hidden.value // heads.value, f"{hidden.by} / {heads.by}")
+
+
+def _own(keys: Keys, place: Place, name: str) -> LayerCache:
+    heads = keys.need(name, "num_attention_heads", high=MAX_HEADS)
+    return entry(keys, place, heads=heads, k_dim=_split(keys, heads), queries=heads)
+
+
+def _own_cross(keys: Keys, place: Place, name: str) -> LayerCache:
+    return replace(_own(keys, Place(place.index, "full"), name), kind="cross", window=None)
+
+
+def bart(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
+    """BART and its kin: decoder_attention_heads of d_model / heads."""
+    return (_own(keys, place, "decoder_attention_heads"),)
+
+
+def bart_cross(keys: Keys, place: Place) -> LayerCache:
+    """Cross-attention of the same heads over the encoder's output."""
+    return _own_cross(keys, place, "decoder_attention_heads")
+
+
+def prophetnet(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
+    """num_decoder_attention_heads."""
+    return (_own(keys, place, "num_decoder_attention_heads"),)
+
+
+def prophetnet_cross(keys: Keys, place: Place) -> LayerCache:
+    """Cross-attention of the same heads."""
+    return _own_cross(keys, place, "num_decoder_attention_heads")
+
+
+def attention_heads(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
+    """Kosmos-2 and XGLM: attention_heads."""
+    return (_own(keys, place, "attention_heads"),)
+
+
+def t5(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
+    """T5: num_heads heads of d_kv, which need not make up d_model."""
+    heads = keys.need("num_heads", "num_attention_heads", high=MAX_HEADS)
+    dim = keys.maybe("d_kv") or _split(keys, heads)
+    return (entry(keys, place, heads=heads, k_dim=dim, queries=heads),)
+
+
+def t5_cross(keys: Keys, place: Place) -> LayerCache:
+    """Cross-attention of the same heads."""
+    return replace(t5(keys, Place(place.index, "full"))[0], kind="cross")
+
+
+def moonshine(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
+    """decoder_num_key_value_heads of hidden_size / decoder_num_attention_heads."""
+    queries = keys.need("decoder_num_attention_heads", high=MAX_HEADS)
+    heads = keys.maybe("decoder_num_key_value_heads", high=MAX_HEADS) or queries
+    return (entry(keys, place, heads=heads, k_dim=_split(keys, queries), queries=queries),)
+
+
+def moonshine_cross(keys: Keys, place: Place) -> LayerCache:
+    """Cross-attention of the same heads."""
+    return replace(moonshine(keys, Place(place.index, "full"))[0], kind="cross")
+
+
+def mllama(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
+    """Llama 3.2 Vision: the listed layers attend to image tokens only, the others to the text."""
+    listed = keys.numbers("cross_attention_layers") or []
+    return (cross(keys, place),) if place.index in listed else plain(keys, place)
+
+
+def zamba(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
+    """Zamba: attention over twice the hidden size, so attention_head_dim is its own key."""
+    dim = keys.maybe("attention_head_dim")
+    if dim is None:
+        queries = keys.need("num_attention_heads", high=MAX_HEADS)
+        hidden = keys.need("hidden_size")
+        dim = Known(2 * hidden.value // queries.value, f"2 × {hidden.by} / {queries.by}")
+    return (entry(keys, place, k_dim=dim),)
+
+
+def zamba2(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
+    """Zamba2 always derives its head size: 2 × hidden_size / num_attention_heads."""
+    queries = keys.need("num_attention_heads", high=MAX_HEADS)
+    hidden = keys.need("hidden_size")
+    by = f"2 × {hidden.by} / {queries.by}"
+    return (entry(keys, place, k_dim=Known(max(2 * hidden.value // queries.value, 1), by)),)
+
+
+def jetmoe(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
+    """JetMoE: kv_channels wide; each chosen expert brings its own query heads."""
+    heads = keys.need("num_key_value_heads", high=MAX_HEADS)
+    experts = keys.need("num_experts_per_tok")
+    queries = Known(heads.value * experts.value, f"{heads.by} × {experts.by}")
+    return (entry(keys, place, heads=heads, k_dim=keys.need("kv_channels"), queries=queries),)
+
+
+def inkling(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
+    """Inkling's attention; its convolutions are a state of their own."""
+    return (swa_named(keys, place),)
+
+
+def multi_head(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
+    """Qwen-1: multi-head attention, kv_channels wide."""
+    heads = keys.need("num_attention_heads", high=MAX_HEADS)
+    dim = keys.maybe("kv_channels") or derived_dim(keys)
+    return (entry(keys, place, heads=heads, k_dim=dim),)
+
+
+def derived_dim(keys: Keys) -> Known:
+    """hidden_size / num_attention_heads."""
+    return _split(keys, keys.need("num_attention_heads", high=MAX_HEADS))
+
+
+def chatglm(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
+    """ChatGLM2, 3 and GLM-4: multi_query_group_num KV heads of kv_channels."""
+    queries = keys.need("num_attention_heads", high=MAX_HEADS)
+    grouped = keys.flag("multi_query_attention")
+    heads = keys.need("multi_query_group_num", high=MAX_HEADS) if grouped else queries
+    dim = keys.maybe("kv_channels") or derived_dim(keys)
+    return (entry(keys, place, heads=heads, k_dim=dim),)
+
+
+def openelm(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
+    """OpenELM: num_kv_heads and num_query_heads are lists, an entry a layer."""
+    heads = per_layer(keys, place, "num_kv_heads")
+    queries = per_layer(keys, place, "num_query_heads")
+    if heads is None or queries is None:
+        raise refuse("openelm: the config has no num_kv_heads or num_query_heads list")
+    return (entry(keys, place, heads=heads, k_dim=keys.need("head_dim"), queries=queries),)
+
+
+def block_configs(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
+    """Nemotron-NAS (DeciLM): each block has no attention, a linear one, or grouped heads."""
+    blocks = keys.raw.get("block_configs")
+    if not isinstance(blocks, list) or place.index >= len(blocks):
+        raise refuse(f"block_configs has no entry for layer {place.index}")
+    block = blocks[place.index]
+    attention = block.get("attention") if isinstance(block, dict) else None
+    if not isinstance(attention, dict):
+        raise refuse(f"block_configs[{place.index}].attention is not an object")
+    if attention.get("no_op") or attention.get("replace_with_linear"):
+        return ()
+    inner = Keys(
+        raw=attention, model_type=keys.model_type, path=f"block_configs[{place.index}].attention."
+    )
+    group = inner.need("n_heads_in_group", high=MAX_HEADS)
+    queries = keys.need("num_attention_heads", high=MAX_HEADS)
+    if queries.value % group.value:
+        raise refuse(f"{group.by} does not divide {queries.by}")
+    by = f"{queries.by} / block_configs[layer].attention.n_heads_in_group"
+    return (entry(keys, place, heads=Known(queries.value // group.value, by), queries=queries),)

@@ -1,0 +1,203 @@
+"""One small entry a model type: what differs from plain attention over every layer.
+
+A type of transformers that is absent here is plain: GQA from num_key_value_heads, every layer full
+or windowed by its class's own keys. Adding a family is adding a row (CONTRIBUTING.md, four steps).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvtool.model import attention as att
+from kvtool.model import decoders as dec
+from kvtool.model import states as st
+from kvtool.model import words as w
+from kvtool.model.keys import Keys
+from kvtool.model.shape import LayerCache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """How a model type lays out its cache."""
+
+    pattern: w.Pattern = w.window_or_full
+    """The layers' kinds when the config does not list them."""
+    fix: Callable[[w.Words, Keys], w.Words] | None = None
+    """What the class does to the kinds afterwards: sharing, loops, a forced last layer."""
+    attention: att.Reader = att.plain
+    state: st.StateReader | None = None
+    """Constant-state layers, and the state beside the attention of hybrid layers."""
+    cross: Callable[[Keys, att.Place], LayerCache] | None = None
+    """Cross-attention of every decoder layer, where the config is an encoder-decoder's."""
+    layers: tuple[str, ...] = ("num_hidden_layers",)
+    lists: bool = True
+    """False where the class ignores a list of layer kinds in the config."""
+    encoder_only: bool = False
+    """True for encoders that generate only with is_decoder."""
+    refused: str = ""
+    like: str = ""
+    """For types outside transformers: the class whose defaults and family apply."""
+    renamed: dict[str, str] = field(default_factory=dict)
+    """For types outside transformers: key → the name this type gives it."""
+
+
+def _row(types: str, **how: object) -> dict[str, Family]:
+    family = Family(**how)  # type: ignore[arg-type]
+    return dict.fromkeys(types.split(), family)
+
+
+_MLA = {"attention": att.latent}
+_DSA = {"attention": att.indexed_latent, "pattern": w.all_of(w.INDEXED)}
+_DELTA = {"state": st.gated_delta}
+_THREE_LINEAR = w.every(4, other=w.LINEAR, key="full_attention_interval")
+_BART = {
+    "attention": dec.bart,
+    "cross": dec.bart_cross,
+    "layers": ("decoder_layers",),
+    "lists": False,
+}
+_T5 = {
+    "attention": dec.t5, "cross": dec.t5_cross, "lists": False,
+    "layers": ("num_decoder_layers", "num_layers"),
+}  # fmt: skip
+
+FAMILIES: dict[str, Family] = {
+    # windows in a pattern
+    **_row("afmoe", pattern=w.every(4, key="global_attn_every_n_layers")),
+    **_row("beam", pattern=w.last_full(w.every(6))),
+    **_row("cohere2", pattern=w.every(4, key="sliding_window_pattern"), attention=att.derived),
+    **_row("cohere2_moe", pattern=w.cohere2_moe),
+    **_row("cwm", pattern=w.every(4, first=True)),
+    **_row("gemma2 vaultgemma t5_gemma_module", pattern=w.every(2), cross=att.cross),
+    **_row("gemma3_text", pattern=w.every(6, key="sliding_window_pattern")),
+    **_row("gemma3n_text", pattern=w.every(5), fix=w.shared_tail),
+    **_row("gemma4_text gemma4_unified_text diffusion_gemma_text",
+           pattern=w.every(6), fix=w.gemma4, attention=att.gemma4),
+    **_row("t5gemma2_decoder t5gemma2_text", pattern=w.every(6, key="sliding_window_pattern"),
+           cross=att.cross),
+    **_row("gpt_oss", pattern=w.every(2)),
+    **_row("gpt_neo", pattern=w.attention_types, attention=att.derived),
+    **_row("qwen2 qwen2_5_omni_text qwen2_5_omni_talker qwen2_vl_text qwen2_5_vl_text qwen3",
+           pattern=w.above_max_window_layers),
+    **_row("qwen2_moe", pattern=w.qwen2_moe),
+    **_row("qwen3_moe", pattern=w.all_slide_if_used),
+    **_row("qwen3_vl_moe_text iquestcoder", pattern=w.all_of(w.FULL)),
+    **_row("dots1", pattern=w.dots1),
+    **_row("exaone4 exaone_moe", pattern=w.exaone4),
+    **_row("flint", pattern=w.where(lambda i, n: i < 2 or i % 4 == 1 or i == n - 1)),
+    **_row("granite_swa granitemoe_swa", pattern=w.every(4, first=True)),
+    **_row("kolibri1", pattern=w.every(5)),
+    **_row("laguna mellum cohere_compass_text", pattern=w.all_of(w.FULL)),
+    **_row("llama4_text", pattern=w.no_rope_chunks),
+    **_row("smollm3", pattern=w.no_rope_windows),
+    **_row("olmo3", pattern=w.every(4)),
+    **_row("muse_glimmer_text muse_spark_text", pattern=w.where(lambda i, n: (n - 1 - i) % 4 == 0)),
+    **_row("mimo_v2_flash", pattern=w.where(lambda i, n: i == 0 or not (i + 1) % 6),
+           attention=att.mimo_v2),
+    **_row("step3p5 step3p7", pattern=w.all_of(w.FULL), attention=att.step3p7),
+    **_row("modernbert-decoder", pattern=w.every(3, key="global_attn_every_n_layers", first=True)),
+    **_row("unlimited_ocr_text", pattern=w.reference_window, attention=att.derived),
+    **_row("dory", pattern=w.every(4), fix=w.dory),
+    # heads written elsewhere
+    **_row("falcon", attention=att.falcon, lists=False),
+    **_row("gpt_bigcode", attention=att.gpt_bigcode, lists=False),
+    **_row("dbrx mpt", attention=att.attn_config, lists=False),
+    **_row("hrm_text", fix=w.hrm_text),
+    **_row("jetmoe", attention=dec.jetmoe),
+    **_row("minimax_m3_vl_text", pattern=w.sparse_frequency, attention=att.indexed_plain),
+    # latent attention
+    **_row("deepseek_v2 deepseek_v3 axk1 minicpm3 glm4_moe_lite mistral4 sarvam_mla "
+           "youtu", **_MLA),
+    **_row("longcat_flash", fix=w.twice, layers=("num_layers",), **_MLA),
+    **_row("deepseek_v32 glm_moe_dsa axk2 hy_v4 hy_v4_vl_text", **_DSA),
+    **_row("mistral_large4_text", pattern=w.all_of(w.INDEXED), attention=att.shared_source_latent),
+    **_row("dots3_note_text", pattern=w.dots3_note, attention=att.dots3_note),
+    **_row("deepseek_v4", pattern=w.compress_ratios, attention=att.compressed),
+    # constant states
+    **_row("mamba falcon_mamba", pattern=w.all_of(w.LINEAR), state=st.mamba1, lists=False),
+    **_row("mamba2", pattern=w.all_of(w.LINEAR), state=st.mamba2, lists=False),
+    **_row("jamba", pattern=w.jamba, state=st.jamba, lists=False),
+    **_row("bamba", pattern=w.indices("attn_layer_indices", absent=w.LINEAR), state=st.mamba2,
+           lists=False),
+    **_row("granitemoehybrid", pattern=w.all_of(w.LINEAR), state=st.mamba2),
+    **_row("falcon_h1", pattern=w.all_of(w.HYBRID), state=st.mamba2, lists=False),
+    **_row("nemotron_h", pattern=w.override_pattern, state=st.mamba2, layers=()),
+    **_row("zamba2", pattern=w.zamba2, attention=dec.zamba2, state=st.mamba2),
+    **_row("zamba", pattern=w.zamba, attention=dec.zamba, state=st.jamba),
+    **_row("xlstm", pattern=w.all_of(w.LINEAR), state=st.xlstm, lists=False,
+           layers=("num_hidden_layers", "num_blocks")),
+    **_row("qwen3_next qwen3_5_text qwen3_5_moe_text", pattern=_THREE_LINEAR, **_DELTA),
+    **_row("qwen4_exp_text", pattern=_THREE_LINEAR, fix=w.full_is_indexed,
+           attention=att.indexed_plain, **_DELTA),
+    **_row("olmo_hybrid", pattern=w.every(4, other=w.LINEAR), **_DELTA),
+    **_row("lara_mini", pattern=w.cycle(w.LINEAR, w.SLIDING, w.LINEAR, w.FULL, w.SLIDING), **_DELTA),
+    **_row("kimi_linear", pattern=w.kimi_linear, attention=att.latent, state=st.delta_attention),
+    **_row("glm5_next_text", pattern=w.where(lambda i, n: i % 4 == 3, yes=w.INDEXED, no=w.LINEAR),
+           fix=w.full_is_indexed, attention=att.indexed_latent, state=st.delta_attention),
+    **_row("bailing_hybrid", pattern=w.every(4, other=w.LINEAR, key="layer_group_size"),
+           attention=att.latent, state=st.delta_attention),
+    **_row("minimax", pattern=w.minimax_types, state=st.lightning),
+    **_row("lfm2 lfm2_moe", pattern=w.indices("full_attn_idxs", no=w.CONV, absent=w.FULL),
+           state=st.short_conv),
+    **_row("lfm3", pattern=w.lfm3, state=st.short_conv),
+    **_row("recurrent_gemma", pattern=w.block_cycle, attention=att.derived, state=st.rg_lru,
+           lists=False),
+    **_row("rwkv", pattern=w.all_of(w.LINEAR), state=st.rwkv, lists=False),
+    **_row("zaya", pattern=w.all_of(w.HYBRID), state=st.zaya_states),
+    **_row("inkling_text", pattern=w.local_layer_ids, attention=dec.inkling,
+           state=st.inkling_states),
+    **_row("inkling2_text", pattern=w.every(6, full=w.HYBRID, other=w.HYBRID_SLIDING),
+           attention=dec.inkling, state=st.inkling_states),
+    **_row("inkling2_loop_text", pattern=w.every(6, full=w.HYBRID, other=w.HYBRID_SLIDING),
+           fix=w.inkling2_loop, attention=dec.inkling, state=st.inkling_states),
+    # encoder-decoders and decoders with names of their own
+    **_row("bart bigbird_pegasus blenderbot blenderbot-small fsmt led m2m_100 marian mbart mvp "
+           "nllb-moe pegasus pegasus_x plbart speech_to_text whisper speecht5 seamless_m4t "
+           "seamless_m4t_v2 trocr pp_formulanet_text", **_BART),
+    **_row("t5 mt5 umt5 longt5 switch_transformers pop2piano udop", **_T5),
+    **_row("prophetnet", attention=dec.prophetnet, cross=dec.prophetnet_cross,
+           layers=("num_decoder_layers",), lists=False),
+    **_row("moonshine", attention=dec.moonshine, cross=dec.moonshine_cross,
+           layers=("decoder_num_hidden_layers",), lists=False),
+    **_row("musicgen_decoder musicgen_melody_decoder", attention=att.derived, cross=att.cross),
+    **_row("mllama_text_model", attention=dec.mllama, lists=False),
+    **_row("kosmos_2_text_model xglm", attention=dec.attention_heads,
+           layers=("layers", "num_layers"), lists=False),
+    # encoders that can be run as decoders
+    **_row("albert bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert "
+           "rembert roberta roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xmod",
+           attention=att.derived, cross=att.cross, encoder_only=True, lists=False),
+    # understood to be something else
+    **_row("reformer", refused="it caches hash buckets and hidden states, not K and V"),
+    **_row("xlnet", refused="it caches hidden states (mems), not K and V"),
+    **_row("pi0", refused="it is a robot policy around two models, each with its cache"),
+    **_row("blt", refused="it runs four transformers over bytes and patches, each with its cache"),
+    **_row("gemma4_assistant gemma4_unified_assistant muse_glimmer_assistant",
+           refused="an assistant reads the cache of its target model and keeps none of its own"),
+    **_row("encoder-decoder speech-encoder-decoder vision-encoder-decoder",
+           attention=att.derived, cross=att.cross),
+    # outside transformers (remote code): sizes as their published code reads them
+    **_row("kimi_k2 deepseek_vl_v2_text", like="deepseek_v3"),
+    **_row("deepseek_ref", like="deepseek_v4"),
+    **_row("minimax_m3", like="minimax_m3_vl_text"),
+    **_row("minimax_m1 minimax_text_01", like="minimax"),
+    **_row("mimo", like="qwen2"),
+    **_row("internlm2 internlm minicpm deepseek baichuan xverse orion aquila", like="llama"),
+    **_row("qwen", like="llama", attention=dec.multi_head, renamed={
+        "num_hidden_layers": "n_layer", "hidden_size": "n_embd", "num_attention_heads": "n_head",
+        "max_position_embeddings": "n_positions"}),
+    **_row("chatglm", like="llama", attention=dec.chatglm,
+           renamed={"num_hidden_layers": "num_layers", "max_position_embeddings": "seq_length"}),
+    **_row("openelm", like="llama", attention=dec.openelm, layers=("num_transformer_layers",),
+           renamed={"hidden_size": "model_dim", "max_position_embeddings": "max_context_length"}),
+    **_row("nemotron-nas", like="llama", attention=dec.block_configs),
+    **_row("minicpmv minicpmo", like="qwen2"),
+}  # fmt: skip
+
+PLAIN = Family()
+
+
+def family_of(model_type: str) -> Family:
+    """The family of a model type; plain where nothing is written."""
+    return FAMILIES.get(model_type, PLAIN)

@@ -1,0 +1,79 @@
+"""What a model caches, layer by layer: the one description every engine works from.
+
+A `ModelShape` says what there is to cache; how many tokens of it are held, and in which blocks, is
+an engine's business (kvtool/engines). Nothing here knows a dtype's size or a context length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["full", "sliding", "chunked", "latent", "indexer", "compressed", "linear", "cross"]
+
+Trace = tuple[tuple[str, str], ...]
+"""Which key or class default decided each number: (('kv_heads', 'num_key_value_heads = 8'), …)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """A constant tensor per sequence, such as a convolution's last columns or a recurrent state.
+
+    `parts` are (elements of one column, shards): into how many pieces tensor parallelism can cut
+    them (heads, groups, channels). `columns` are needed, `held` are what transformers keeps: a
+    convolution of k taps needs k − 1 columns, and transformers holds k.
+    """
+
+    name: Literal["conv", "ssm", "buffer"]
+    parts: tuple[tuple[int, int], ...]
+    columns: int = 1
+    held: int = 1
+    dtype: str = "model"
+    """'model' for the model's dtype, or a dtype's name."""
+
+    @property
+    def elements(self) -> int:
+        """Elements of one column, whole model."""
+        return sum(count for count, _ in self.parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCache:
+    """One thing one layer caches. A layer may cache several (self and cross, attention and state)."""
+
+    layer: int
+    kind: Kind
+    kv_heads: int = 0
+    k_head_dim: int = 0
+    v_head_dim: int = 0
+    window: int | None = None
+    """Most tokens held; None: all of them."""
+    stride: int = 1
+    """Tokens per cached entry: 1, or the compression ratio of a compressed pool."""
+    query_heads: int = 0
+    mha_k_dim: int = 0
+    mha_v_dim: int = 0
+    """Head sizes if every query head stored its own K and V (a latent's are the expanded ones)."""
+    replicated: bool = False
+    """Whole on every tensor-parallel rank, as latents and indexer keys are."""
+    states: tuple[State, ...] = ()
+    trace: Trace = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """A model as its cache sees it. `layers` lists cache entries in layer order, not modules."""
+
+    model_type: str
+    num_layers: int
+    layers: tuple[LayerCache, ...]
+    query_heads: int
+    dtype: str | None
+    kv_dtype: str | None
+    """What the checkpoint says about a quantised KV cache; None if nothing."""
+    max_context: int | None
+    max_context_stated: bool
+    """True if the config itself states the maximum: longer contexts are then refused."""
+    encoder_tokens: int | None
+    notes: tuple[str, ...] = ()
+    assumed: str | None = None

@@ -1,0 +1,230 @@
+"""The one mouth of kvtool: results to stdout or a file, everything else to stderr."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from kvtool import render
+from kvtool.errors import KvtoolError, did_you_mean, usage_error
+from kvtool.run import Run
+
+if TYPE_CHECKING:
+    from kvtool.view import View
+
+FORMATS = ("table", "json", "csv", "md")
+PICTURES = {".png": "png", ".svg": "svg"}
+
+_TEXT: dict[str, Callable[[Run, View], str]] = {
+    "json": render.json_text,
+    "jsonl": render.jsonl_text,
+    "csv": render.csv_text,
+    "md": render.markdown_text,
+}
+_SUFFIXES = {".json": "json", ".jsonl": "jsonl", ".csv": "csv", ".md": "md", **PICTURES}
+
+_FILE_TROUBLE = {
+    errno.ENOENT: ("the folder does not exist", "create the folder, or choose another"),
+    errno.ENOTDIR: ("a part of the path is not a folder", "choose another path"),
+    errno.EISDIR: ("it is a folder", "name a file in it"),
+    errno.EACCES: ("permission denied", "choose a folder that you may write to"),
+    errno.EPERM: ("permission denied", "choose a folder that you may write to"),
+    errno.EROFS: ("the file system is read-only", "choose a folder that you may write to"),
+    errno.ENOSPC: ("no space left", "free some space, or choose another disk"),
+    errno.EDQUOT: ("the quota is used up", "free some space, or choose another disk"),
+    errno.ENAMETOOLONG: ("the name is too long", "choose a shorter name"),
+}
+
+
+@dataclass(kw_only=True)
+class Output:
+    """Where a command's words go: the format, the file, and the two streams, all injected."""
+
+    format: str = "table"
+    path: Path | None = None
+    print_result: bool = True
+    quiet: bool = False
+    verbose: bool = False
+    stdout: TextIO = field(default_factory=lambda: _open(sys.stdout))
+    stderr: TextIO = field(default_factory=lambda: _open(sys.stderr))
+    noted: list[str] = field(default_factory=list)
+
+    def emit(self, run: Run, view: View, *, failed: KvtoolError | None = None) -> None:
+        """Deliver the result; `failed` is a gate that was not met: said in the run, then raised."""
+        run = replace(run, notes=tuple(dict.fromkeys((*self.noted, *run.notes))))
+        if failed is not None:
+            run = replace(run, error=failed.to_dict())
+        if self.path is not None:
+            write_file(self.path, self._file_content(run, view))
+        if self.print_result:
+            self.data(self._text(run, view))
+        for text in run.notes:
+            if text not in self.noted:
+                self.note(text)
+        if self.path is not None:
+            self._tell("Note", f"written to {self.path}")
+        if failed is not None:
+            failed.in_output = self.print_result
+            raise failed
+
+    def data(self, text: str) -> None:
+        """Write to stdout at once; a reader that went away is no error, a full disk is."""
+        try:
+            self.stdout.write(render.encodable(text, self.stdout.encoding or "utf-8"))
+            self.stdout.flush()
+        except BrokenPipeError:
+            silence(self.stdout)
+        except OSError as error:
+            silence(self.stdout)
+            raise _write_error("standard output", error) from error
+
+    def note(self, text: str) -> None:
+        """What a reader must know: once on stderr, and in the JSON's `notes` (only there with it)."""
+        if text not in self.noted:
+            self.noted.append(text)
+            if not (self.print_result and self.format == "json"):
+                self._tell("Note", text)
+
+    def detail(self, text: str) -> None:
+        """What only `-v` wants to know, on stderr."""
+        if self.verbose:
+            self._tell("Note", text)
+
+    def error(self, error: KvtoolError, *, command: str = "") -> None:
+        """The two lines of an error, and with JSON its object on stdout unless a run had it."""
+        if self.format == "json" and not error.in_output:
+            run = Run(command=command, params={}, notes=tuple(self.noted), error=error.to_dict())
+            # A stdout that cannot be written may be the error that is being told.
+            with suppress(KvtoolError):
+                self.data(run.to_json() + "\n")
+        self._line("Error", error.message, colour="31")
+        self._line("Hint", error.hint, colour="36")
+
+    @contextmanager
+    def progress(self, text: str, total: float | None = None) -> Iterator[Callable[[float], None]]:
+        """A bar on stderr that vanishes; only on a terminal. Yields a function to advance it."""
+        if self.quiet or not self.stderr.isatty():
+            yield lambda steps: None
+            return
+        from rich.console import Console
+        from rich.progress import Progress
+
+        with Progress(console=Console(file=self.stderr), transient=True) as bar:
+            task = bar.add_task(text, total=total)
+            yield lambda steps: bar.advance(task, steps)
+
+    def _text(self, run: Run, view: View) -> str:
+        if self.format == "table":
+            return render.table_text(view, self.stdout)
+        return _TEXT[self.format](run, view)
+
+    def _file_content(self, run: Run, view: View) -> bytes:
+        assert self.path is not None
+        format = format_of(self.path)
+        if format in _TEXT:
+            return render.encodable(_TEXT[format](run, view), "utf-8").encode()
+        if view.chart is None:
+            raise usage_error(
+                f"-o {self.path}: this result has no chart to draw",
+                "use a suffix for text: .json, .jsonl, .csv or .md",
+            )
+        from kvtool.plot import draw
+
+        return draw(view.chart, format)
+
+    def _tell(self, label: str, text: str) -> None:
+        if not self.quiet:
+            self._line(label, text, colour="2")
+
+    def _line(self, label: str, text: str, *, colour: str) -> None:
+        start, end = (f"\x1b[{colour}m", "\x1b[0m") if _has_colour(self.stderr) else ("", "")
+        line = f"{start}{label}:{end} {render.one_line(text)}\n"
+        try:
+            self.stderr.write(render.encodable(line, self.stderr.encoding or "utf-8"))
+            self.stderr.flush()
+        except OSError:  # there is nowhere left to say so
+            silence(self.stderr)
+
+
+def format_of(path: Path) -> str:
+    """The file format that a path's suffix asks for."""
+    suffix = path.suffix.lower()
+    if suffix in _SUFFIXES:
+        return _SUFFIXES[suffix]
+    works = "these suffixes work: " + " ".join(_SUFFIXES)
+    if suffix == ".html":
+        raise usage_error(f"-o {path}: HTML files are not available yet", works)
+    what = f"the suffix '{suffix}' is not known" if suffix else "no suffix says which format"
+    raise usage_error(f"-o {path}: {what}", works + "." + did_you_mean(suffix, _SUFFIXES))
+
+
+def check_file(path: Path) -> None:
+    """Refuse at once what would fail after the work: suffix, folder, matplotlib."""
+    format = format_of(path)
+    if path.is_dir():
+        raise _write_error(str(path), OSError(errno.EISDIR, ""))
+    if not path.parent.is_dir():
+        missing = errno.ENOTDIR if path.parent.exists() else errno.ENOENT
+        raise _write_error(str(path), OSError(missing, ""))
+    if not os.access(path.parent, os.W_OK):
+        raise _write_error(str(path), OSError(errno.EACCES, ""))
+    if format in PICTURES.values() and importlib.util.find_spec("matplotlib") is None:
+        raise missing_matplotlib()
+
+
+def missing_matplotlib() -> KvtoolError:
+    """The error of a picture without the extra that draws it."""
+    return KvtoolError(
+        "pictures need matplotlib, which is not installed",
+        "pip install 'kvtool[plot]'",
+        code="missing_extra",
+    )
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Put the whole content there or leave what was: a file beside it, then one rename."""
+    target = Path(os.path.realpath(path))  # a link stays, the file behind it changes
+    draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        draft.write_bytes(content)
+        if target.exists():
+            draft.chmod(target.stat().st_mode & 0o7777)
+        draft.replace(target)
+    except OSError as error:
+        raise _write_error(str(path), error) from error
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+
+
+def _write_error(name: str, error: OSError) -> KvtoolError:
+    reason, hint = _FILE_TROUBLE.get(
+        error.errno or 0, (error.strerror or type(error).__name__, "choose another path")
+    )
+    return KvtoolError(f"cannot write {name}: {reason}", hint, code="write_failed")
+
+
+def silence(stream: TextIO) -> None:
+    """Send what follows nowhere, so that the interpreter's last flush does not complain."""
+    with suppress(OSError, ValueError, AttributeError):
+        descriptor = stream.fileno()
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+
+
+def _open(stream: TextIO | None) -> TextIO:
+    """The stream, or nowhere when the shell closed it (`>&-`)."""
+    return stream if stream is not None else Path(os.devnull).open("w")
+
+
+def _has_colour(stream: TextIO) -> bool:
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown")
+    return stream.isatty() and not plain

@@ -1,0 +1,143 @@
+"""Charts as PNG and SVG: matplotlib without pyplot, the same bytes for the same chart."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+from kvtool.output import missing_matplotlib
+from kvtool.units import KIB, format_bytes
+from kvtool.view import Chart
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+"""Okabe and Ito's colours: told apart by colour-blind readers too."""
+
+GREY = "#6b6b6b"
+_STYLE: dict[Any, Any] = {
+    "svg.hashsalt": "kvtool",  # without it every file gets its own random ids
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": GREY,
+    "axes.titlesize": 12,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+}
+_UNIT = re.compile(r"\b(bytes|tokens)\b", re.IGNORECASE)
+_LEVEL_GAP = 0.045  # of the height: less, and two labels touch
+
+
+def draw(chart: Chart, format: str) -> bytes:
+    """The chart as the bytes of a picture; `format` is png or svg.
+
+    An axis whose label says bytes has binary units on its ticks (GiB), one that says tokens has 8k.
+    """
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise missing_matplotlib() from error
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # a matplotlibrc of the user's must not change the picture
+        matplotlib.rcParams.update(_STYLE)
+        figure = Figure(figsize=(8, 4.8), layout="constrained")
+        axes = figure.add_subplot()
+        _draw_lines(axes, chart)
+        _scale(axes, "x", chart.x_label, log=chart.log_x)
+        _scale(axes, "y", chart.y_label, log=chart.log_y)
+        _name_levels(axes, chart)
+        axes.set_title(chart.title, pad=12)
+        axes.grid(color="#e4e4e4", linewidth=0.8)
+        axes.set_axisbelow(True)
+        out = io.BytesIO()
+        metadata = {"Date": None} if format == "svg" else {}
+        figure.savefig(out, format=format, dpi=160, metadata=metadata)
+    return out.getvalue()
+
+
+def _draw_lines(axes: Any, chart: Chart) -> None:
+    for index, line in enumerate(chart.lines):
+        axes.plot(
+            line.x,
+            line.y,
+            label=line.name,
+            color=PALETTE[index % len(PALETTE)],
+            linestyle="-" if index < len(PALETTE) else "--",
+            linewidth=2,
+            marker="o" if len(line.x) <= 24 else None,
+            markersize=4,
+        )
+    for _, y in chart.levels:
+        axes.axhline(y, color=GREY, linestyle="--", linewidth=1.2)
+    values = [y for line in chart.lines for y in line.y] + [y for _, y in chart.levels]
+    if not chart.log_y and values and min(values) >= 0:
+        axes.set_ylim(0, max(values) * 1.06 or 1)
+    if any(line.name for line in chart.lines):
+        axes.legend(frameon=False, loc="best")
+
+
+def _name_levels(axes: Any, chart: Chart) -> None:
+    """Each level's name at the right edge; names of near levels are pushed apart upwards."""
+    to_axes = axes.transData + axes.transAxes.inverted()
+    floor = -math.inf
+    for name, y in sorted(chart.levels, key=lambda level: level[1]):
+        height = max(float(to_axes.transform((1, y))[1]), floor)
+        floor = height + _LEVEL_GAP
+        axes.text(1.01, height, name, color=GREY, fontsize=9, va="center", transform=axes.transAxes)
+
+
+def _scale(axes: Any, side: str, label: str, *, log: bool) -> None:
+    """Label, scale and ticks of one axis, by the unit that its label names."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    match = _UNIT.search(label)
+    unit = match[1].lower() if match else ""
+    binary = unit in _TICK
+    axis = getattr(axes, f"{side}axis")
+    axis.set_label_text(label.replace(" (bytes)", ""))  # the ticks say GiB
+    log = log and axis.get_data_interval()[1] > 0  # zeros alone have no logarithm
+    if log:
+        getattr(axes, f"set_{side}scale")("log", base=2 if binary else 10)
+    low, high = sorted(axis.get_view_interval())
+    if binary:
+        ticks = _powers(low, high) if log else _multiples(low, high)
+        axis.set_major_locator(FixedLocator(ticks))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: _TICK[unit](value)))
+    elif not log:
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+
+
+def _multiples(low: float, high: float) -> list[float]:
+    """At most nine ticks, a power of two apart, so that every one is a round binary number."""
+    step = 2.0 ** math.ceil(math.log2((high - low) / 8)) if high > low else 1.0
+    first, last = math.ceil(low / step), math.floor(high / step)
+    return [index * step for index in range(first, last + 1)]
+
+
+def _powers(low: float, high: float) -> list[float]:
+    """At most nine powers of two between the ends of a logarithmic axis."""
+    if not 0 < low * 2 <= high:
+        return _multiples(low, high)
+    first, last = math.ceil(math.log2(low)), math.floor(math.log2(high))
+    return [2.0**power for power in range(first, last + 1, math.ceil((last - first + 1) / 9))]
+
+
+def _byte_tick(value: float) -> str:
+    return format_bytes(round(value)).replace(".00 ", " ")
+
+
+def _token_tick(value: float) -> str:
+    for size, suffix in ((KIB**2, "M"), (KIB, "k")):
+        if abs(value) >= size and (value * 4 / size).is_integer():
+            return f"{value / size:g}{suffix}"
+    return f"{value:,.10g}"
+
+
+_TICK: dict[str, Callable[[float], str]] = {"bytes": _byte_tick, "tokens": _token_tick}

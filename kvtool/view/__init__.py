@@ -1,0 +1,50 @@
+"""What a run looks like to a person: tables, sentences and a chart. Pure functions of a Run.
+
+A command's view is `view(run) -> View`; `kvtool.output` renders it as a terminal table, Markdown,
+CSV (the rows themselves) or a picture, and `kvtool report` can do so again from a saved run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Cells are text already; numeric columns are right-aligned by name."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    title: str = ""
+    right: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line of a chart: x and y in the units of the chart's axes."""
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """Lines over a shared axis, and dashed levels such as a GPU's capacity."""
+
+    title: str
+    x_label: str
+    y_label: str
+    lines: tuple[Line, ...]
+    levels: tuple[tuple[str, float], ...] = ()
+    log_x: bool = False
+    log_y: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """The human side of a run. Sentences belong to the answer and are printed below the tables."""
+
+    tables: tuple[Table, ...]
+    sentences: tuple[str, ...] = ()
+    chart: Chart | None = None

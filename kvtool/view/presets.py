@@ -1,0 +1,108 @@
+"""`kvtool presets` for people: the kinds, or the rows of one kind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from kvtool.run import Row, Run
+from kvtool.units import GIB
+from kvtool.view import Table, View
+
+MAX_SOURCE = 60
+
+
+def view(run: Run) -> View:
+    """One table; its columns follow from the kind that was asked for."""
+    kind = run.params["kind"]
+    if kind == "models":
+        return View(
+            tables=(_models(run.rows),), sentences=("– : neither the config nor its class says.",)
+        )
+    if kind == "gpus":
+        return View(
+            tables=(_gpus(run.rows),),
+            sentences=(
+                "– : no source was found. Memory is the driver's total; rates are without sparsity.",
+                "A price is one on-demand example of its day, not a quote.",
+            ),
+        )
+    return View(
+        tables=(
+            Table(
+                columns=("kind", "presets"),
+                rows=tuple((row["kind"], f"{row['presets']:,}") for row in run.rows),
+                right=frozenset({"presets"}),
+            ),
+        ),
+        sentences=("kvtool presets KIND lists them, kvtool presets --show NAME prints one.",),
+    )
+
+
+def _models(rows: tuple[Row, ...]) -> Table:
+    return Table(
+        columns=("name", "Hub id", "model type", "layers", "max context", "source"),
+        rows=tuple(
+            (
+                row["name"],
+                row["hub_id"],
+                _text(row["model_type"]),
+                _number(row["num_layers"]),
+                _number(row["max_context"]),
+                _shortened(row["source"]),
+            )
+            for row in rows
+        ),
+        right=frozenset({"layers", "max context"}),
+    )
+
+
+def _gpus(rows: tuple[Row, ...]) -> Table:
+    return Table(
+        columns=(
+            "name", "aliases", "nominal", "usable GiB", "GB/s",
+            "bf16 TFLOPS", "fp8 TFLOPS", "native KV", "$/h", "on",
+        ),
+        rows=tuple(
+            (
+                row["id"],
+                ", ".join(row["aliases"]),
+                f"{_number(row['nominal_gb'])} GB",
+                "–" if row["usable_bytes"] is None else f"{row['usable_bytes'] / GIB:,.2f}",
+                _number(row["bandwidth_gb_s"]),
+                _number(row["dense_bf16_tflops"]),
+                _number(row["dense_fp8_tflops"]),
+                _formats(row["native_kv_dtypes"]),
+                _price(row["price_usd_per_hour"]),
+                _text(row["price_date"]),
+            )
+            for row in rows
+        ),
+        right=frozenset({"nominal", "usable GiB", "GB/s", "bf16 TFLOPS", "fp8 TFLOPS", "$/h"}),
+    )  # fmt: skip
+
+
+def _text(value: str | None) -> str:
+    return value or "–"
+
+
+def _number(value: float | None) -> str:
+    """989, 362.05 or 131,072: the digits of the source, neither more nor fewer."""
+    return "–" if value is None else f"{value:,.10g}"
+
+
+def _formats(names: Iterable[str]) -> str:
+    """Both encodings of fp8 as one word: the table is wide, and a row has them in full."""
+    return " ".join(dict.fromkeys(re.sub(r"_e\dm\d", "", name) for name in names))
+
+
+def _price(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def _shortened(source: str) -> str:
+    """The first reference, cut at a word; --show and --json have the whole of it."""
+    first = re.split(r";\s", source, maxsplit=1)[0]
+    if len(first) <= MAX_SOURCE:
+        return first
+    return first[:MAX_SOURCE].rsplit(" ", 1)[0] + " …"
