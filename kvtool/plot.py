@@ -86,10 +86,14 @@ def _name_levels(axes: Any, chart: Chart) -> None:
     """Each level's name at the right edge; names of near levels are pushed apart upwards."""
     to_axes = axes.transData + axes.transAxes.inverted()
     floor = -math.inf
-    for name, y in sorted(chart.levels, key=lambda level: level[1]):
+    names: dict[float, list[str]] = {}
+    for name, y in chart.levels:
+        names.setdefault(y, []).append(name)
+    for y in sorted(names):
         height = max(float(to_axes.transform((1, y))[1]), floor)
         floor = height + _LEVEL_GAP
-        axes.text(1.01, height, name, color=GREY, fontsize=9, va="center", transform=axes.transAxes)
+        text = ", ".join(names[y])
+        axes.text(1.01, height, text, color=GREY, fontsize=9, va="center", transform=axes.transAxes)
 
 
 def _scale(axes: Any, side: str, label: str, *, log: bool) -> None:

@@ -77,11 +77,23 @@ def size_rows(subject: Subject, query: Query) -> tuple[list[Row], list[str]]:
         rows.append(_row(subject, query, layout, sequence, context, batch, encoder))
     if shape.kv_dtype and "auto" in query.kv_dtypes:
         notes.append(f"the checkpoint quantises its KV cache: auto is {shape.kv_dtype}")
+    notes += _parallel_notes(shape, query.tps)
     if shape.assumed:
         notes.append(
             "sized as plain full attention because of --assume full, not by its own layout"
         )
     return rows, [f"{subject.name}: {note}" for note in dict.fromkeys(notes) if note]
+
+
+def _parallel_notes(shape: ModelShape, tps: tuple[int, ...]) -> list[str]:
+    """Why more ranks may not mean less cache on each."""
+    heads = [e.kv_heads for e in shape.layers if e.kv_heads and not e.replicated]
+    notes = []
+    if heads and max(tps) > min(heads):
+        notes.append(f"tp above {min(heads)} KV heads copies them: a rank keeps at least one head")
+    if max(tps) > 1 and any(e.kind == "latent" for e in shape.layers):
+        notes.append("a latent cache has one head: every tensor-parallel rank keeps all of it")
+    return notes
 
 
 def _cases(
@@ -222,7 +234,7 @@ def _kind(layout: CacheLayout, group: list[KindBytes], batch: int) -> dict[str, 
         "bytes": batch * sum(kind.bytes for kind in group),
         "state_bytes": batch * sum(kind.state_bytes for kind in group),
         "formula": formula(layout, group, batch),
-        "decided_by": dict(entry.trace),
+        "decided_by": {"layers": layout.shape.layers_by, **dict(entry.trace)},
     }
 
 

@@ -95,7 +95,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._serve(behaviour, filename, rest)
 
     def _serve(self, behaviour: str, filename: str, rest: str) -> None:
-        body = json.dumps(QUANT if filename == "hf_quant_config.json" else CONFIG).encode()
+        config = {**CONFIG, "quantization_config": {}} if behaviour == "says-itself" else CONFIG
+        body = json.dumps(QUANT if filename == "hf_quant_config.json" else config).encode()
         headers = {"ETag": f'"{filename}-{self.hub.commit[:7]}"', "X-Repo-Commit": self.hub.commit}
         linked = {"X-Linked-Size": str(len(body)), "X-Linked-Etag": headers["ETag"]}
         is_get = self.command == "GET"

@@ -259,6 +259,26 @@ def test_modelopts_file_is_read_once_where_there_is_one(hub: Hub, load: Load) ->
     assert hub.requests == [("HEAD", "/acme/plain/resolve/main/config.json")]
 
 
+def test_modelopts_file_is_not_asked_for_if_the_config_says_it_itself(hub: Hub, load: Load) -> None:
+    assert load("acme/says-itself")["config"] == {**CONFIG, "quantization_config": {}}
+    assert {path.rpartition("/")[2] for _, path in hub.requests} == {"config.json"}
+
+
+def test_a_terminal_sees_no_progress_bar_for_a_small_file(hub: Hub, tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    code = "from kvtool.config import load_config; load_config('acme/says-itself')"
+    env = {"HF_HOME": str(tmp_path), "HF_ENDPOINT": hub.url, "TERM": "xterm"}
+    root = str(Path(__file__).parents[1])
+    subprocess.run(
+        [sys.executable, "-c", code], env={**env, "PYTHONPATH": root}, stderr=theirs, timeout=30
+    ).check_returncode()
+    os.set_blocking(ours, False)
+    with pytest.raises(BlockingIOError):
+        os.read(ours, 100)
+    os.close(ours)
+    os.close(theirs)
+
+
 def test_without_modelopts_file_the_config_stands_with_a_note(load: Load) -> None:
     out = load("acme/quantised-limited", HF_HUB_ETAG_TIMEOUT="1")
     assert out["seconds"] < 2.5

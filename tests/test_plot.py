@@ -81,6 +81,13 @@ def test_names_of_near_levels_do_not_touch() -> None:
     assert heights[1] - heights[2] > 9
 
 
+def test_equal_levels_share_one_name() -> None:
+    levels = (("b200", 1e9), ("a100", 8e10), ("h100", 8e10))
+    shown = texts(replace(CHART, levels=levels))
+    assert "a100, h100" in shown
+    assert "h100" not in shown
+
+
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("y", [(0.0,), (5.0,), (100_000.0,)])
 def test_a_single_point_can_be_drawn(log: bool, y: tuple[float, ...]) -> None:

@@ -72,7 +72,7 @@ def run_size(
             )
             continue
         rows += found
-        notes += [*said, *more]
+        notes += [f"{subject.name}: {text}" for text in said] + more
     if failed is not None and not rows:
         raise failed
     params = given | {"levels": levels} if levels else given
@@ -98,6 +98,7 @@ def _along_the_curve(query: Query, subject: Subject) -> Query:
     if not query.contexts and subject.shape.max_context is None:
         top = 128 * 1024
     steps = {round(math.exp(math.log(top) * i / CURVE_POINTS)) for i in range(CURVE_POINTS + 1)}
+    steps |= {e.window for e in subject.shape.layers if e.window is not None and e.window <= top}
     return replace(query, contexts=tuple(sorted(steps)))
 
 

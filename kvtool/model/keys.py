@@ -46,6 +46,8 @@ class Keys:
     renamed: Mapping[str, str] = field(default_factory=dict)
     path: str = ""
     origin: str = "class default"
+    log: list[str] | None = None
+    """Where `find` writes what it found, for numbers that no single key decides."""
 
     def spellings(self, name: str) -> list[str]:
         """The key itself and what its class renames it to or from."""
@@ -57,6 +59,13 @@ class Keys:
 
     def find(self, *names: str) -> tuple[Any, str] | None:
         """(value, origin) of the first key present; an explicit null ends the search with None."""
+        found = self._find(*names)
+        if found is not None and self.log is not None:
+            value, by = found
+            self.log.append(by if isinstance(value, list | Mapping) else f"{by} = {value}")
+        return found
+
+    def _find(self, *names: str) -> tuple[Any, str] | None:
         spelled = [s for name in names for s in self.spellings(name)]
         given = [s for s in spelled if s in self.raw]
         for s in given:
@@ -156,6 +165,7 @@ class Keys:
             defaults=inner if isinstance(inner, Mapping) else {},
             path=f"{self.path}{name}.",
             origin=self.origin,
+            log=self.log,
         )
 
 

@@ -35,7 +35,9 @@ def read_model(
         family = _like(family)
         _refuse_what_is_not_a_decoder(part, family, table)
     keys = part.keys
-    kinds = [w.FULL] * _count(keys, family) if assume else _kinds(keys, family)
+    kinds, by = (
+        _kinds(keys, family) if not assume else ([w.FULL] * _count(keys, family), "--assume")
+    )
     layers = _entries(part, family, kinds)
     if not layers:
         raise refuse(f"{keys.model_type}: no layer of this config keeps a cache")
@@ -44,6 +46,7 @@ def read_model(
     return ModelShape(
         model_type=keys.model_type,
         num_layers=len(kinds),
+        layers_by=by,
         layers=layers,
         query_heads=max(entry.query_heads for entry in layers),
         dtype=dtype,
@@ -104,11 +107,17 @@ def _count(keys: Keys, family: Family) -> int:
     return keys.need(*family.layers, high=MAX_LAYERS).value
 
 
-def _kinds(keys: Keys, family: Family) -> w.Words:
-    count = _count(keys, family) if family.layers else None
-    found = w.listed(keys, count) if family.lists else None
-    kinds = found[0] if found else family.pattern(keys, count or 0)
-    return family.fix(kinds, keys) if family.fix else kinds
+def _kinds(keys: Keys, family: Family) -> tuple[w.Words, str]:
+    """Each layer's kind, and the keys that decided them."""
+    log: list[str] = []
+    watched = replace(keys, log=log)
+    count = _count(watched, family) if family.layers else None
+    found = w.listed(watched, count) if family.lists else None
+    kinds = found[0] if found else family.pattern(watched, count or 0)
+    kinds = family.fix(kinds, watched) if family.fix else kinds
+    if not found and family.pattern is not PLAIN.pattern:
+        log.append(f"the pattern of {keys.model_type}")
+    return kinds, "; ".join(dict.fromkeys(log))[:300]
 
 
 def _entries(part: Part, family: Family, kinds: w.Words) -> tuple[LayerCache, ...]:

@@ -66,6 +66,8 @@ class ModelShape:
 
     model_type: str
     num_layers: int
+    layers_by: str
+    """Which keys decided the number of layers and the kind of each."""
     layers: tuple[LayerCache, ...]
     query_heads: int
     dtype: str | None

@@ -10,8 +10,10 @@ from kvtool.model.shape import LayerCache, State
 
 StateReader = Callable[[Keys, Place], LayerCache]
 
-SSM_DTYPES = ("mamba_ssm_cache_dtype", "mamba_ssm_dtype")
+SSM_DTYPES = ("mamba_ssm_cache_dtype", "mamba_ssm_dtype", "inference_state_dtype")
 """Keys by which a config states the dtype of its recurrent state."""
+
+STATE_DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 
 
 def conv(parts: list[tuple[int, int]], kernel: Known) -> State:
@@ -28,7 +30,9 @@ def conv(parts: list[tuple[int, int]], kernel: Known) -> State:
 def recurrent(keys: Keys, elements: int, shards: int) -> State:
     """A recurrent state: fp32 unless the config says otherwise."""
     stated = keys.find(*SSM_DTYPES)
-    dtype = str(stated[0]) if stated and stated[0] not in ("auto", "") else "float32"
+    dtype = stated[0] if stated and stated[0] not in ("auto", "") else "float32"
+    if dtype not in STATE_DTYPES:
+        raise refuse(f"{keys.model_type}: a state dtype of {str(dtype)[:40]!r} is not understood")
     return State(name="ssm", parts=((elements, shards),), dtype=dtype)
 
 
@@ -189,10 +193,7 @@ def xlstm(keys: Keys, place: Place) -> LayerCache:
         for name in ("qk_dim_factor", "v_dim_factor")
     ]
     qk, value = sizes
-    dtype = str(keys.get("inference_state_dtype") or "float32")
-    state = State(
-        name="ssm", parts=((heads.value * (qk * value + qk + 1), heads.value),), dtype=dtype
-    )
+    state = recurrent(keys, heads.value * (qk * value + qk + 1), heads.value)
     return linear(place, (state,), heads, hidden)
 
 

@@ -79,6 +79,8 @@ def every(
             known = keys.maybe(name, high=MAX_LAYERS)
             step = known.value if known else step
         shift = 0 if first else 1
+        if keys.log is not None:
+            keys.log.append(f"one {full} layer in {step}, {other} else")
         return [other if (i + shift) % step else full for i in range(count)]
 
     return pattern

@@ -21,9 +21,10 @@ def view(run: Run) -> View:
     tables += [_kinds(row, titled=len(firsts) > 1) for row in firsts]
     if run.params.get("per_layer"):
         tables += [_layers(row) for row in firsts]
-    sentences = [text for row in firsts for text in _sentences(row, named=len(firsts) > 1)]
     if run.params.get("explain"):
-        sentences += [text for row in firsts for text in _explanation(row)]
+        tables += [_explanation(row) for row in firsts]
+    sentences = [text for row in firsts for text in _sentences(row, named=len(firsts) > 1)]
+    sentences += [text for row in firsts for text in _shares(row, run.params.get("levels", {}))]
     return View(tables=tuple(tables), sentences=tuple(sentences), chart=_chart(run))
 
 
@@ -107,8 +108,24 @@ def _layers(row: Row) -> Table:
 
 def _sentences(row: Row, *, named: bool) -> list[str]:
     who = f"{row['model']}: " if named else ""
-    found = [_mha(row), _plain(row), _scales(row)]
+    found = [_assumed(row), _mha(row), _plain(row), _scales(row)]
     return [who + text for text in found if text]
+
+
+def _assumed(row: Row) -> str:
+    """A guess is called a guess wherever its numbers stand."""
+    return "Sized as plain full attention because of --assume full." if row.get("assume") else ""
+
+
+def _shares(row: Row, levels: dict[str, int]) -> list[str]:
+    """What part of each GPU asked for the fullest rank's cache would take, weights apart."""
+    need = row["per_gpu_bytes"]
+    return [
+        f"{row['model']}, {row['context_tokens']:,} tokens{_times(row['batch'])}: "
+        f"{format_bytes(need)} is {need / size:.1%} of the {format_bytes(size)} of one {name}; "
+        "the weights come on top."
+        for name, size in levels.items()
+    ]
 
 
 def _mha(row: Row) -> str:
@@ -189,15 +206,19 @@ def _scales(row: Row) -> str:
     return f"Scales and zero points of {row['kv_dtype']}: {format_bytes(row['scale_bytes'])} ({share:.1%})."
 
 
-def _explanation(row: Row) -> list[str]:
-    """A line a kind: the formula written out, and the key that decided each number."""
-    head = f"{row['model']} ({row['model_type']}), {row['context_tokens']:,} tokens{_times(row['batch'])}:"
-    lines = [head]
+def _explanation(row: Row) -> Table:
+    """The formula of each kind written out, and the key that decided each number."""
+    cells: list[tuple[str, ...]] = []
     for kind in row["kinds"]:
-        lines.append(f"  {kind['kind']}: {kind['formula']} = {kind['bytes']:,} bytes")
-        lines += [f"    {name} ← {by}" for name, by in kind["decided_by"].items()]
-    lines.append(f"  total: {row['total_bytes']:,} bytes")
-    return lines
+        cells.append((kind["kind"], "bytes", f"{kind['formula']} = {kind['bytes']:,}"))
+        cells += [("", name, by) for name, by in kind["decided_by"].items()]
+    cells.append(("total", "bytes", f"{row['total_bytes']:,}"))
+    return Table(
+        title=f"{row['model']} ({row['model_type']}), {row['context_tokens']:,} tokens"
+        f"{_times(row['batch'])}: where each number comes from",
+        columns=("kind", "number", "from"),
+        rows=tuple(cells),
+    )
 
 
 def _times(batch: int) -> str:
@@ -222,7 +243,7 @@ def _chart(run: Run) -> Chart | None:
     return Chart(
         title="KV cache against context",
         x_label="context (tokens)",
-        y_label="KV cache",
+        y_label="KV cache (bytes)",
         lines=tuple(
             Line(name=name, x=tuple(p[0] for p in sorted(pts)), y=tuple(p[1] for p in sorted(pts)))
             for name, pts in lines.items()

@@ -1,0 +1,48 @@
+# `make` lists the targets. Each makes or refreshes the environment that it needs (scripts/venv.sh).
+VENV ?= .venv
+JOBS ?= 2
+PYTEST_ARGS ?=
+export PYTHON
+
+BIN := $(VENV)/bin
+RUN := $(BIN)/python -m
+SOURCES := kvtool kernels presets scripts tests
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-full lint fmt bench readme core full
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+	@echo "Options: VENV=$(VENV), PYTHON=/path/to/python3, JOBS=$(JOBS), PYTEST_ARGS='-k size'"
+
+demo: core ## install kvtool alone into $(VENV) and size two models: no network, no GPU
+	$(BIN)/kvtool size llama-3-70b -c 8k -b 1,64
+	$(BIN)/kvtool size gemma-3-27b --explain
+
+test: full ## the tests, with every extra; not the slow ones
+	$(RUN) pytest -n $(JOBS) -m "not slow" $(PYTEST_ARGS)
+
+test-full: full ## all tests, the slow ones too
+	$(RUN) pytest -n $(JOBS) $(PYTEST_ARGS)
+
+lint: full ## style, types and the order of the modules
+	$(RUN) ruff check $(SOURCES)
+	$(RUN) ruff format --check $(SOURCES)
+	$(RUN) mypy
+	$(BIN)/lint-imports --no-logo
+
+fmt: full ## format, and fix what ruff can fix
+	$(RUN) ruff check --fix $(SOURCES)
+	$(RUN) ruff format $(SOURCES)
+
+bench: core ## CPU time to start, against the goals
+	$(BIN)/python scripts/bench_startup.py
+
+readme: full ## write every output in README.md and docs/ anew
+	$(BIN)/python scripts/readme.py
+
+core:
+	@sh scripts/venv.sh "$(VENV)" core
+
+full:
+	@sh scripts/venv.sh "$(VENV)" full

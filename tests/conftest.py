@@ -1,0 +1,48 @@
+"""What several test files need: the class defaults, and kvtool run in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from kvtool import catalog
+from kvtool.cli.main import run
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One run of the command line."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """stdout as the JSON object it must be."""
+        value: dict[str, Any] = json.loads(self.out)
+        return value
+
+
+@pytest.fixture(scope="session")
+def table() -> dict[str, Any]:
+    """presets/class_defaults.json's types."""
+    types: dict[str, Any] = catalog.class_defaults()["types"]
+    return types
+
+
+@pytest.fixture
+def kvtool(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    """Run `kvtool …` in this process and read its streams."""
+
+    def call(*argv: str) -> Ran:
+        capsys.readouterr()
+        code = run([str(word) for word in argv])
+        captured = capsys.readouterr()
+        return Ran(code, captured.out, captured.err)
+
+    return call
