@@ -20,170 +20,39 @@ from typing import Any
 TABLE = Path(__file__).resolve().parents[1] / "presets" / "class_defaults.json"
 
 # What kvtool/model reads. A key read there and missing here is caught by the golden sizes.
-KEYS = frozenset(
-    [
-        "num_hidden_layers",
-        "n_layer",
-        "n_layers",
-        "num_layers",
-        "num_decoder_layers",
-        "decoder_layers",
-        "layers",
-        "decoder_num_hidden_layers",
-        "num_blocks",
-        "num_layers_per_stack",
-        "H_cycles",
-        "L_cycles",
-        "hidden_size",
-        "n_embd",
-        "d_model",
-        "dim",
-        "emb_dim",
-        "embed_dim",
-        "decoder_hidden_size",
-        "embedding_dim",
-        "num_attention_heads",
-        "n_head",
-        "n_heads",
-        "num_heads",
-        "decoder_attention_heads",
-        "attention_heads",
-        "decoder_num_attention_heads",
-        "num_decoder_attention_heads",
-        "num_attention_heads_per_layer",
-        "num_key_value_heads",
-        "num_kv_heads",
-        "decoder_num_key_value_heads",
-        "multi_query",
-        "new_decoder_architecture",
-        "head_dim",
-        "d_kv",
-        "attention_head_dim",
-        "attention_head_size",
-        "kv_channels",
-        "d_head",
-        "v_head_dim",
-        "qk_head_dim",
-        "cross_head_dim",
-        "cross_num_key_value_heads",
-        "cross_num_attention_heads",
-        "cross_hidden_size",
-        "swa_head_dim",
-        "swa_num_attention_heads",
-        "swa_num_key_value_heads",
-        "num_sliding_attention_heads",
-        "swa_v_head_dim",
-        "layer_types",
-        "layers_block_type",
-        "block_types",
-        "attn_type_list",
-        "mlp_layer_types",
-        "sliding_window",
-        "sliding_window_size",
-        "sliding_window_pattern",
-        "attention_window_size",
-        "window_size",
-        "local_attention",
-        "attention_types",
-        "attention_layers",
-        "use_sliding_window",
-        "max_window_layers",
-        "global_attn_every_n_layers",
-        "prefix_dense_sliding_window_pattern",
-        "first_k_dense_replace",
-        "attention_chunk_size",
-        "no_rope_layers",
-        "no_rope_layer_interval",
-        "full_attention_interval",
-        "use_bidirectional_attention",
-        "kv_lora_rank",
-        "q_lora_rank",
-        "qk_nope_head_dim",
-        "qk_rope_head_dim",
-        "index_head_dim",
-        "indexer_head_dim",
-        "indexer_types",
-        "index_n_heads",
-        "compress_rates",
-        "num_kv_shared_layers",
-        "kv_source_layers",
-        "attention_k_eq_v",
-        "n_input_layers",
-        "n_output_layers",
-        "n_recurrent_layers",
-        "n_recurrent_loops",
-        "recurrent_kv_cache_mode",
-        "loop_layer_index_start",
-        "loop_layer_index_end",
-        "loop_num_passes",
-        "local_layer_ids",
-        "attn_layer_indices",
-        "attn_layer_period",
-        "attn_layer_offset",
-        "full_attn_idxs",
-        "layer_group_size",
-        "hybrid_layer_ids",
-        "cross_attention_layers",
-        "mamba_d_state",
-        "mamba_d_conv",
-        "mamba_expand",
-        "mamba_d_head",
-        "mamba_n_heads",
-        "mamba_n_groups",
-        "mamba_d_ssm",
-        "mamba_headdim",
-        "mamba_ngroups",
-        "n_mamba_heads",
-        "mamba_num_heads",
-        "mamba_head_dim",
-        "ssm_state_size",
-        "n_groups",
-        "state_size",
-        "conv_kernel",
-        "expand",
-        "intermediate_size",
-        "mamba_ssm_cache_dtype",
-        "mamba_ssm_dtype",
-        "linear_num_value_heads",
-        "linear_num_key_heads",
-        "linear_key_head_dim",
-        "linear_value_head_dim",
-        "linear_conv_kernel_dim",
-        "linear_head_dim",
-        "linear_num_heads",
-        "short_conv_kernel_size",
-        "conv_L_cache",
-        "conv1d_width",
-        "conv_kernel_size",
-        "lru_width",
-        "attention_hidden_size",
-        "cca_time0",
-        "cca_time1",
-        "ple_layer_ids",
-        "ple_conv_kernel_size",
-        "ple_embed_dim",
-        "ngram_size",
-        "hc_count",
-        "max_position_embeddings",
-        "n_positions",
-        "n_ctx",
-        "max_seq_len",
-        "max_target_positions",
-        "max_source_positions",
-        "max_sequence_length",
-        "hybrid_override_pattern",
-        "compress_ratios",
-        "num_experts_per_tok",
-        "qk_dim_factor",
-        "v_dim_factor",
-        "inference_state_dtype",
-        "max_encoder_position_embeddings",
-        "is_decoder",
-        "is_encoder_decoder",
-        "add_cross_attention",
-        "attn_config",
-    ]
-)
+NAMES = """
+num_hidden_layers n_layer n_layers num_layers num_decoder_layers decoder_layers layers
+decoder_num_hidden_layers num_blocks num_layers_per_stack H_cycles L_cycles hidden_size n_embd
+d_model dim emb_dim embed_dim decoder_hidden_size embedding_dim num_attention_heads n_head
+n_heads num_heads decoder_attention_heads attention_heads decoder_num_attention_heads
+num_decoder_attention_heads num_attention_heads_per_layer num_key_value_heads num_kv_heads
+decoder_num_key_value_heads multi_query new_decoder_architecture head_dim d_kv
+attention_head_dim attention_head_size kv_channels d_head v_head_dim qk_head_dim cross_head_dim
+cross_num_key_value_heads cross_num_attention_heads cross_hidden_size swa_head_dim
+swa_num_attention_heads swa_num_key_value_heads num_sliding_attention_heads swa_v_head_dim
+layer_types layers_block_type block_types attn_type_list mlp_layer_types sliding_window
+sliding_window_size sliding_window_pattern attention_window_size window_size local_attention
+attention_types attention_layers use_sliding_window max_window_layers global_attn_every_n_layers
+prefix_dense_sliding_window_pattern first_k_dense_replace attention_chunk_size no_rope_layers
+no_rope_layer_interval full_attention_interval use_bidirectional_attention kv_lora_rank
+q_lora_rank qk_nope_head_dim qk_rope_head_dim index_head_dim indexer_head_dim indexer_types
+index_n_heads compress_rates num_kv_shared_layers kv_source_layers attention_k_eq_v
+n_input_layers n_output_layers n_recurrent_layers n_recurrent_loops recurrent_kv_cache_mode
+loop_layer_index_start loop_layer_index_end loop_num_passes local_layer_ids attn_layer_indices
+attn_layer_period attn_layer_offset full_attn_idxs layer_group_size hybrid_layer_ids
+cross_attention_layers mamba_d_state mamba_d_conv mamba_expand mamba_d_head mamba_n_heads
+mamba_n_groups mamba_d_ssm mamba_headdim mamba_ngroups n_mamba_heads mamba_num_heads
+mamba_head_dim ssm_state_size n_groups state_size conv_kernel expand intermediate_size
+mamba_ssm_cache_dtype mamba_ssm_dtype linear_num_value_heads linear_num_key_heads
+linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim linear_head_dim
+linear_num_heads short_conv_kernel_size conv_L_cache conv1d_width conv_kernel_size lru_width
+attention_hidden_size cca_time0 cca_time1 ple_layer_ids ple_conv_kernel_size ple_embed_dim
+ngram_size hc_count max_position_embeddings n_positions n_ctx max_seq_len max_target_positions
+max_source_positions max_sequence_length hybrid_override_pattern compress_ratios
+num_experts_per_tok qk_dim_factor v_dim_factor inference_state_dtype dim_head prompt_length
+max_encoder_position_embeddings is_decoder is_encoder_decoder add_cross_attention attn_config
+"""
+KEYS = frozenset(NAMES.split())
 DROPPED = {"intermediate_size"}  # an MLP's width everywhere but in mamba, which declares no field
 
 

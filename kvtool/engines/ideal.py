@@ -23,7 +23,7 @@ def held(entry: LayerCache, context: int, encoder: int, block_size: int | None) 
     """Cached entries of one layer at a context of that many tokens."""
     if entry.kind == "linear":
         return 0
-    tokens = encoder if entry.kind == "cross" else context // entry.stride
+    tokens = encoder if entry.kind == "cross" else (context + entry.extra) // entry.stride
     if entry.window is not None:
         tokens = min(tokens, entry.window)
     return tokens if block_size is None else -(-tokens // block_size) * block_size

@@ -84,8 +84,22 @@ def moonshine_cross(keys: Keys, place: Place) -> LayerCache:
 
 def mllama(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
     """Llama 3.2 Vision: the listed layers attend to image tokens only, the others to the text."""
-    listed = keys.numbers("cross_attention_layers") or []
+    listed = keys.numbers("cross_attention_layers")
+    listed = listed if listed is not None else list(range(3, 40, 5))
     return (cross(keys, place),) if place.index in listed else plain(keys, place)
+
+
+def dia_cross(keys: Keys, place: Place) -> LayerCache:
+    """Dia: cross-attention has heads of its own."""
+    heads = keys.need("cross_num_key_value_heads", high=MAX_HEADS)
+    return cross(keys, place, heads=heads, dim=keys.need("cross_head_dim"))
+
+
+def cpmant(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
+    """CPM-Ant: heads of dim_head, and prompt_length tokens of its own before the text."""
+    prompt = keys.need("prompt_length", low=0)
+    own = entry(keys, place, k_dim=keys.need("dim_head"))
+    return (replace(own, extra=prompt.value, trace=(*own.trace, ("extra tokens", prompt.by))),)
 
 
 def zamba(keys: Keys, place: Place) -> tuple[LayerCache, ...]:

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 
 from kvtool.model import attention as att
 from kvtool.model import decoders as dec
+from kvtool.model import fixes as fx
+from kvtool.model import latent as lat
+from kvtool.model import patterns as p
 from kvtool.model import states as st
 from kvtool.model import words as w
 from kvtool.model.keys import Keys
@@ -21,7 +24,7 @@ from kvtool.model.shape import LayerCache
 class Family:
     """How a model type lays out its cache."""
 
-    pattern: w.Pattern = w.window_or_full
+    pattern: p.Pattern = p.window_or_full
     """The layers' kinds when the config does not list them."""
     fix: Callable[[w.Words, Keys], w.Words] | None = None
     """What the class does to the kinds afterwards: sharing, loops, a forced last layer."""
@@ -47,10 +50,10 @@ def _row(types: str, **how: object) -> dict[str, Family]:
     return dict.fromkeys(types.split(), family)
 
 
-_MLA = {"attention": att.latent}
-_DSA = {"attention": att.indexed_latent, "pattern": w.all_of(w.INDEXED)}
+_MLA = {"attention": lat.latent}
+_DSA = {"attention": lat.indexed_latent, "pattern": p.all_of(w.INDEXED)}
 _DELTA = {"state": st.gated_delta}
-_THREE_LINEAR = w.every(4, other=w.LINEAR, key="full_attention_interval")
+_THREE_LINEAR = p.every(4, other=w.LINEAR, key="full_attention_interval")
 _BART = {
     "attention": dec.bart,
     "cross": dec.bart_cross,
@@ -64,105 +67,110 @@ _T5 = {
 
 FAMILIES: dict[str, Family] = {
     # windows in a pattern
-    **_row("afmoe", pattern=w.every(4, key="global_attn_every_n_layers")),
-    **_row("beam", pattern=w.last_full(w.every(6))),
-    **_row("cohere2", pattern=w.every(4, key="sliding_window_pattern"), attention=att.derived),
-    **_row("cohere2_moe", pattern=w.cohere2_moe),
-    **_row("cwm", pattern=w.every(4, first=True)),
-    **_row("gemma2 vaultgemma t5_gemma_module", pattern=w.every(2), cross=att.cross),
-    **_row("gemma3_text", pattern=w.every(6, key="sliding_window_pattern")),
-    **_row("gemma3n_text", pattern=w.every(5), fix=w.shared_tail),
+    **_row("afmoe", pattern=p.every(4, key="global_attn_every_n_layers")),
+    **_row("beam", pattern=p.last_full(p.every(6))),
+    **_row("cohere2", pattern=p.every(4, key="sliding_window_pattern"), attention=att.derived),
+    **_row("cohere2_moe", pattern=p.cohere2_moe),
+    **_row("cwm", pattern=p.every(4, first=True)),
+    **_row("gemma2 vaultgemma t5_gemma_module", pattern=p.every(2), cross=att.cross),
+    **_row("gemma3_text", pattern=p.every(6, key="sliding_window_pattern")),
+    **_row("gemma3n_text", pattern=p.every(5), fix=fx.shared_tail),
     **_row("gemma4_text gemma4_unified_text diffusion_gemma_text",
-           pattern=w.every(6), fix=w.gemma4, attention=att.gemma4),
-    **_row("t5gemma2_decoder t5gemma2_text", pattern=w.every(6, key="sliding_window_pattern"),
+           pattern=p.every(6), fix=fx.gemma4, attention=att.gemma4),
+    **_row("t5gemma2_decoder t5gemma2_text", pattern=p.every(6, key="sliding_window_pattern"),
            cross=att.cross),
-    **_row("gpt_oss", pattern=w.every(2)),
-    **_row("gpt_neo", pattern=w.attention_types, attention=att.derived),
+    **_row("gpt_oss", pattern=p.every(2)),
+    **_row("gpt_neo", pattern=p.attention_types, attention=att.derived),
     **_row("qwen2 qwen2_5_omni_text qwen2_5_omni_talker qwen2_vl_text qwen2_5_vl_text qwen3",
-           pattern=w.above_max_window_layers),
-    **_row("qwen2_moe", pattern=w.qwen2_moe),
-    **_row("qwen3_moe", pattern=w.all_slide_if_used),
-    **_row("qwen3_vl_moe_text iquestcoder", pattern=w.all_of(w.FULL)),
-    **_row("dots1", pattern=w.dots1),
-    **_row("exaone4 exaone_moe", pattern=w.exaone4),
-    **_row("flint", pattern=w.where(lambda i, n: i < 2 or i % 4 == 1 or i == n - 1)),
-    **_row("granite_swa granitemoe_swa", pattern=w.every(4, first=True)),
-    **_row("kolibri1", pattern=w.every(5)),
-    **_row("laguna mellum cohere_compass_text", pattern=w.all_of(w.FULL)),
-    **_row("llama4_text", pattern=w.no_rope_chunks),
-    **_row("smollm3", pattern=w.no_rope_windows),
-    **_row("olmo3", pattern=w.every(4)),
-    **_row("muse_glimmer_text muse_spark_text", pattern=w.where(lambda i, n: (n - 1 - i) % 4 == 0)),
-    **_row("mimo_v2_flash", pattern=w.where(lambda i, n: i == 0 or not (i + 1) % 6),
+           pattern=p.above_max_window_layers),
+    **_row("qwen2_moe", pattern=p.qwen2_moe),
+    **_row("qwen3_moe", pattern=p.all_slide_if_used),
+    **_row("qwen3_vl_moe_text iquestcoder", pattern=p.all_of(w.FULL)),
+    **_row("dots1", pattern=p.dots1),
+    **_row("exaone4 exaone_moe", pattern=p.exaone4),
+    **_row("flint", pattern=p.where(lambda i, n: i < 2 or i % 4 == 1 or i == n - 1)),
+    **_row("granite_swa granitemoe_swa", pattern=p.every(4, first=True)),
+    **_row("kolibri1", pattern=p.every(5)),
+    **_row("laguna mellum cohere_compass_text", pattern=p.all_of(w.FULL)),
+    **_row("llama4_text", pattern=p.no_rope_chunks),
+    **_row("smollm3", pattern=p.no_rope_windows),
+    **_row("olmo3", pattern=p.every(4)),
+    **_row("muse_glimmer_text muse_spark_text", pattern=p.where(lambda i, n: (n - 1 - i) % 4 == 0)),
+    **_row("mimo_v2_flash", pattern=p.where(lambda i, n: i == 0 or not (i + 1) % 6),
            attention=att.mimo_v2),
-    **_row("step3p5 step3p7", pattern=w.all_of(w.FULL), attention=att.step3p7),
-    **_row("modernbert-decoder", pattern=w.every(3, key="global_attn_every_n_layers", first=True)),
-    **_row("unlimited_ocr_text", pattern=w.reference_window, attention=att.derived),
-    **_row("dory", pattern=w.every(4), fix=w.dory),
+    **_row("step3p5 step3p7", pattern=p.all_of(w.FULL), attention=att.step3p7),
+    **_row("modernbert-decoder", pattern=p.every(3, key="global_attn_every_n_layers", first=True)),
+    **_row("unlimited_ocr_text", pattern=p.reference_window, attention=att.derived),
+    **_row("dory", pattern=p.every(4), fix=fx.dory),
     # heads written elsewhere
     **_row("falcon", attention=att.falcon, lists=False),
     **_row("gpt_bigcode", attention=att.gpt_bigcode, lists=False),
     **_row("dbrx mpt", attention=att.attn_config, lists=False),
-    **_row("hrm_text", fix=w.hrm_text),
+    **_row("hrm_text", fix=fx.hrm_text),
     **_row("jetmoe", attention=dec.jetmoe),
-    **_row("minimax_m3_vl_text", pattern=w.sparse_frequency, attention=att.indexed_plain),
+    **_row("minimax_m3_vl_text", pattern=p.sparse_frequency, attention=lat.indexed_plain),
     # latent attention
     **_row("deepseek_v2 deepseek_v3 axk1 minicpm3 glm4_moe_lite mistral4 sarvam_mla "
            "youtu", **_MLA),
-    **_row("longcat_flash", fix=w.twice, layers=("num_layers",), **_MLA),
+    **_row("longcat_flash", fix=fx.twice, layers=("num_layers",), **_MLA),
     **_row("deepseek_v32 glm_moe_dsa axk2 hy_v4 hy_v4_vl_text", **_DSA),
-    **_row("mistral_large4_text", pattern=w.all_of(w.INDEXED), attention=att.shared_source_latent),
-    **_row("dots3_note_text", pattern=w.dots3_note, attention=att.dots3_note),
-    **_row("deepseek_v4", pattern=w.compress_ratios, attention=att.compressed),
+    **_row("mistral_large4_text", pattern=p.all_of(w.INDEXED), attention=lat.shared_source_latent),
+    **_row("dots3_note_text", pattern=p.dots3_note, attention=lat.dots3_note),
+    **_row("deepseek_v4", pattern=p.compress_ratios, attention=lat.compressed),
     # constant states
-    **_row("mamba falcon_mamba", pattern=w.all_of(w.LINEAR), state=st.mamba1, lists=False),
-    **_row("mamba2", pattern=w.all_of(w.LINEAR), state=st.mamba2, lists=False),
-    **_row("jamba", pattern=w.jamba, state=st.jamba, lists=False),
-    **_row("bamba", pattern=w.indices("attn_layer_indices", absent=w.LINEAR), state=st.mamba2,
+    **_row("mamba falcon_mamba", pattern=p.all_of(w.LINEAR), state=st.mamba1, lists=False),
+    **_row("mamba2", pattern=p.all_of(w.LINEAR), state=st.mamba2, lists=False),
+    **_row("jamba", pattern=p.jamba, state=st.jamba, lists=False),
+    **_row("bamba", pattern=p.indices("attn_layer_indices", absent=w.LINEAR), state=st.mamba2,
            lists=False),
-    **_row("granitemoehybrid", pattern=w.all_of(w.LINEAR), state=st.mamba2),
-    **_row("falcon_h1", pattern=w.all_of(w.HYBRID), state=st.mamba2, lists=False),
-    **_row("nemotron_h", pattern=w.override_pattern, state=st.mamba2, layers=()),
-    **_row("zamba2", pattern=w.zamba2, attention=dec.zamba2, state=st.mamba2),
-    **_row("zamba", pattern=w.zamba, attention=dec.zamba, state=st.jamba),
-    **_row("xlstm", pattern=w.all_of(w.LINEAR), state=st.xlstm, lists=False,
+    **_row("granitemoehybrid", pattern=p.all_of(w.LINEAR), state=st.mamba2),
+    **_row("falcon_h1", pattern=p.all_of(w.HYBRID), state=st.mamba2, lists=False),
+    **_row("nemotron_h", pattern=p.override_pattern, state=st.mamba2, layers=()),
+    **_row("zamba2", pattern=p.zamba2, attention=dec.zamba2, state=st.mamba2),
+    **_row("zamba", pattern=p.zamba, attention=dec.zamba, state=st.jamba),
+    **_row("xlstm", pattern=p.all_of(w.LINEAR), state=st.xlstm, lists=False,
            layers=("num_hidden_layers", "num_blocks")),
     **_row("qwen3_next qwen3_5_text qwen3_5_moe_text", pattern=_THREE_LINEAR, **_DELTA),
-    **_row("qwen4_exp_text", pattern=_THREE_LINEAR, fix=w.full_is_indexed,
-           attention=att.indexed_plain, **_DELTA),
-    **_row("olmo_hybrid", pattern=w.every(4, other=w.LINEAR), **_DELTA),
-    **_row("lara_mini", pattern=w.cycle(w.LINEAR, w.SLIDING, w.LINEAR, w.FULL, w.SLIDING), **_DELTA),
-    **_row("kimi_linear", pattern=w.kimi_linear, attention=att.latent, state=st.delta_attention),
-    **_row("glm5_next_text", pattern=w.where(lambda i, n: i % 4 == 3, yes=w.INDEXED, no=w.LINEAR),
-           fix=w.full_is_indexed, attention=att.indexed_latent, state=st.delta_attention),
-    **_row("bailing_hybrid", pattern=w.every(4, other=w.LINEAR, key="layer_group_size"),
-           attention=att.latent, state=st.delta_attention),
-    **_row("minimax", pattern=w.minimax_types, state=st.lightning),
-    **_row("lfm2 lfm2_moe", pattern=w.indices("full_attn_idxs", no=w.CONV, absent=w.FULL),
+    **_row("qwen4_exp_text", pattern=_THREE_LINEAR, fix=fx.full_is_indexed,
+           attention=lat.indexed_plain, **_DELTA),
+    **_row("olmo_hybrid", pattern=p.every(4, other=w.LINEAR), **_DELTA),
+    **_row("lara_mini", pattern=p.cycle(w.LINEAR, w.SLIDING, w.LINEAR, w.FULL, w.SLIDING), **_DELTA),
+    **_row("kimi_linear", pattern=p.kimi_linear, attention=lat.latent, state=st.delta_attention),
+    **_row("glm5_next_text", pattern=p.where(lambda i, n: i % 4 == 3, yes=w.INDEXED, no=w.LINEAR),
+           fix=fx.full_is_indexed, attention=lat.indexed_latent, state=st.delta_attention),
+    **_row("bailing_hybrid", pattern=p.every(4, other=w.LINEAR, key="layer_group_size"),
+           attention=lat.latent, state=st.delta_attention),
+    **_row("minimax", pattern=p.minimax_types, state=st.lightning),
+    **_row("lfm2 lfm2_moe", pattern=p.indices("full_attn_idxs", no=w.CONV, absent=w.FULL),
            state=st.short_conv),
-    **_row("lfm3", pattern=w.lfm3, state=st.short_conv),
-    **_row("recurrent_gemma", pattern=w.block_cycle, attention=att.derived, state=st.rg_lru,
+    **_row("lfm3", pattern=p.lfm3, state=st.short_conv),
+    **_row("recurrent_gemma", pattern=p.block_cycle, attention=att.derived, state=st.rg_lru,
            lists=False),
-    **_row("rwkv", pattern=w.all_of(w.LINEAR), state=st.rwkv, lists=False),
-    **_row("zaya", pattern=w.all_of(w.HYBRID), state=st.zaya_states),
-    **_row("inkling_text", pattern=w.local_layer_ids, attention=dec.inkling,
+    **_row("rwkv", pattern=p.all_of(w.LINEAR), state=st.rwkv, lists=False),
+    **_row("zaya", pattern=p.all_of(w.HYBRID), state=st.zaya_states),
+    **_row("inkling_text", pattern=p.local_layer_ids, attention=dec.inkling,
            state=st.inkling_states),
-    **_row("inkling2_text", pattern=w.every(6, full=w.HYBRID, other=w.HYBRID_SLIDING),
+    **_row("inkling2_text", pattern=p.every(6, full=w.HYBRID, other=w.HYBRID_SLIDING),
            attention=dec.inkling, state=st.inkling_states),
-    **_row("inkling2_loop_text", pattern=w.every(6, full=w.HYBRID, other=w.HYBRID_SLIDING),
-           fix=w.inkling2_loop, attention=dec.inkling, state=st.inkling_states),
+    **_row("inkling2_loop_text", pattern=p.every(6, full=w.HYBRID, other=w.HYBRID_SLIDING),
+           fix=fx.inkling2_loop, attention=dec.inkling, state=st.inkling_states),
     # encoder-decoders and decoders with names of their own
     **_row("bart bigbird_pegasus blenderbot blenderbot-small fsmt led m2m_100 marian mbart mvp "
            "nllb-moe pegasus pegasus_x plbart speech_to_text whisper speecht5 seamless_m4t "
            "seamless_m4t_v2 trocr pp_formulanet_text", **_BART),
     **_row("t5 mt5 umt5 longt5 switch_transformers pop2piano udop", **_T5),
+    **_row("canary_decoder cohere_asr moonshine_streaming", cross=att.cross),
+    **_row("dia_decoder", cross=dec.dia_cross),
+    **_row("cpmant", attention=dec.cpmant),
+    **_row("pix2struct_text_model", attention=dec.t5, cross=dec.t5_cross, layers=("num_layers",),
+           lists=False),
     **_row("prophetnet", attention=dec.prophetnet, cross=dec.prophetnet_cross,
            layers=("num_decoder_layers",), lists=False),
     **_row("moonshine", attention=dec.moonshine, cross=dec.moonshine_cross,
            layers=("decoder_num_hidden_layers",), lists=False),
     **_row("musicgen_decoder musicgen_melody_decoder", attention=att.derived, cross=att.cross),
     **_row("mllama_text_model", attention=dec.mllama, lists=False),
-    **_row("kosmos_2_text_model xglm", attention=dec.attention_heads,
+    **_row("kosmos_2_text_model kosmos_2_5_text_model xglm", attention=dec.attention_heads,
            layers=("layers", "num_layers"), lists=False),
     # encoders that can be run as decoders
     **_row("albert bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert "

@@ -48,6 +48,8 @@ class LayerCache:
     v_head_dim: int = 0
     window: int | None = None
     """Most tokens held; None: all of them."""
+    extra: int = 0
+    """Tokens that the model itself puts before the text."""
     stride: int = 1
     """Tokens per cached entry: 1, or the compression ratio of a compressed pool."""
     query_heads: int = 0

@@ -1,0 +1,196 @@
+"""A real model of transformers, built from a config without weights, and what its cache holds.
+
+The oracle behind `kvtool check` and the tests: the class that transformers itself has for the
+model type is given random weights (or, on torch's meta device, none), a prompt is run through it,
+and every tensor of the cache object it fills is listed. Code from a model repository is never run:
+the class is looked up by model_type among transformers' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvtool.errors import KvtoolError
+
+AUTO_CLASSES = (
+    "MODEL_FOR_CAUSAL_LM_MAPPING",
+    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING",
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING",
+    "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING",
+    "MODEL_FOR_MULTIMODAL_LM_MAPPING",
+)
+"""Where transformers lists a model type's generating class, in the order tried."""
+
+CACHE_NAMES = ("cache", "past_key_values", "past_buckets_states", "state", "mems")
+"""What models call the cache they return; `past_key_values` before transformers 5.20."""
+
+KINDS = {
+    "keys": "self_k",
+    "values": "self_v",
+    "conv_states": "conv",
+    "recurrent_states": "ssm",
+    "linear_cache": "ssm",
+    "state": "ssm",
+    "indexer_keys": "indexer",
+    "idx_keys": "indexer",
+}
+"""An attribute of a cache or of one of its layers → the kind of what it holds; `other` if absent."""
+
+BOOKKEEPING = {"cumulative_length", "_sliding_window_tensor"}
+"""Counters, not cached values."""
+
+ALL_LAYERS = -1
+"""The layer of a tensor that holds the states of every layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """One tensor of a cache."""
+
+    layer: int
+    kind: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+
+
+def load_libraries() -> tuple[Any, Any]:
+    """torch and transformers, or the one error that says how to get them."""
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise KvtoolError(
+            f"this needs torch and transformers, and {error.name or 'one of them'} is not installed",
+            "pip install 'kvtool[bench]'",
+            code="missing_extra",
+        ) from error
+    return torch, transformers
+
+
+def config_class(model_type: str) -> Any:
+    """transformers' own config class of a model type; KeyError if it has none."""
+    load_libraries()
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    return CONFIG_MAPPING[model_type]
+
+
+def model_class(config: Any) -> Any:
+    """The class that generates with this config; KeyError if transformers has none."""
+    from transformers.models.auto import modeling_auto
+
+    for name in AUTO_CLASSES:
+        mapping = getattr(modeling_auto, name, {})
+        if type(config) in mapping:
+            found = mapping[type(config)]
+            return found[0] if isinstance(found, tuple) else found
+    raise KeyError(type(config).__name__)
+
+
+def build(config: Any, *, device: str = "cpu", dtype: str = "float32", cls: Any = None) -> Any:
+    """The model of a config with random weights, in evaluation mode."""
+    torch, _ = load_libraries()
+    with torch.device(device):
+        model = (cls or model_class(config))._from_config(config, dtype=getattr(torch, dtype))
+    return model.eval()
+
+
+def call(model: Any, inputs: Mapping[str, Any]) -> Any:
+    """One forward pass that fills a cache; the model's output, which has it."""
+    torch, _ = load_libraries()
+    with torch.no_grad():
+        return model(**inputs, use_cache=True)
+
+
+def cache_of(output: Any) -> tuple[str, Any]:
+    """The cache in a model's output and the name it goes by; None if there is none."""
+    for name in CACHE_NAMES:
+        found = getattr(output, name, None)
+        if found is not None:
+            return name, found
+    return CACHE_NAMES[0], None
+
+
+def held(cache: Any, name: str = CACHE_NAMES[0]) -> tuple[Held, ...]:
+    """Every tensor of a cache object that is not empty, in layer order."""
+    listed = sorted(_objects(cache, name), key=lambda one: one[0])
+    seen: set[tuple[int, int, int]] = set()
+    out = []
+    for layer, kind, what, tensor in listed:
+        # K and V may be one tensor (deepseek_v4): counted once.
+        key = (layer, id(tensor), tensor.numel())
+        if key in seen or not tensor.numel():
+            continue
+        seen.add(key)
+        out.append(
+            Held(
+                layer=layer,
+                kind=kind,
+                name=what,
+                shape=tuple(tensor.shape),
+                dtype=str(tensor.dtype).removeprefix("torch."),
+                bytes=tensor.numel() * tensor.element_size(),
+            )
+        )
+    return tuple(out)
+
+
+Found = tuple[int, str, str, Any]
+
+
+def _objects(cache: Any, name: str) -> Iterator[Found]:
+    """(layer, kind, name, tensor) of a cache object of any class."""
+    if cache is None:
+        return
+    if hasattr(cache, "self_attention_cache"):
+        yield from _layers(cache.self_attention_cache)
+        for layer, kind, what, tensor in _layers(cache.cross_attention_cache):
+            yield layer, kind.replace("self_", "cross_"), f"cross {what}", tensor
+    elif hasattr(cache, "layers"):
+        yield from _layers(cache)
+        yield from _lists(cache, skip="layers")
+    elif isinstance(cache, list | tuple):
+        yield from _states(cache, name)
+    else:
+        yield from _lists(cache, skip="")
+
+
+def _layers(cache: Any) -> Iterator[Found]:
+    for index, layer in enumerate(cache.layers):
+        for name, value in vars(layer).items():
+            if name in BOOKKEEPING:
+                continue
+            for path, tensor in _tensors(value, name):
+                yield index, KINDS.get(name, "other"), path, tensor
+
+
+def _lists(cache: Any, *, skip: str) -> Iterator[Found]:
+    """Lists beside or instead of the layers, an item a layer (MiniMaxCache, ReformerDynamicCache)."""
+    for name, value in vars(cache).items():
+        if name != skip and isinstance(value, list | tuple):
+            for index, item in enumerate(value):
+                for path, tensor in _tensors(item, f"{name}[{index}]"):
+                    yield index, KINDS.get(name, "other"), path, tensor
+
+
+def _states(states: Any, name: str) -> Iterator[Found]:
+    """A plain list: RWKV's states, each of all layers, or XLNet's hidden states, one a layer."""
+    kind = KINDS.get(name, "other")
+    for index, (path, tensor) in enumerate(_tensors(states, name)):
+        yield (ALL_LAYERS if kind == "ssm" else index), kind, path, tensor
+
+
+def _tensors(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Tensors in a value, however its lists and dicts are nested."""
+    if hasattr(value, "element_size") and hasattr(value, "numel"):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _tensors(item, f"{path}.{key}")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _tensors(item, f"{path}[{index}]")

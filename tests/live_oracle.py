@@ -1,0 +1,186 @@
+"""Tiny random models of transformers, run for a few tokens, against what kvtool predicts."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from live_types import SMALL, TYPES, Setting
+
+from kvtool import live
+from kvtool.cache import CacheLayout
+from kvtool.dtypes import KvDtype, dtype_named
+from kvtool.engines.transformers import parts
+from kvtool.model import read_model
+
+BATCH, PROMPT, ENCODER = 2, 21, 11
+TOKENS = {"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"}
+OPTIONAL = {"sliding_window", "attention_chunk_size", "q_lora_rank", "window_size", "head_dim"}
+"""Keys whose class default None means something: left alone."""
+
+Bytes = dict[tuple[int, str], int]
+"""(layer, kind) → bytes of one sequence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A cache of a real model: when it was looked at, and its bytes."""
+
+    context: int
+    encoder: int
+    real: Bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A tiny model that was built and run: its config in three forms, its cache at two moments."""
+
+    forms: dict[str, dict[str, Any]]
+    dtype: str
+    samples: tuple[Sample, ...]
+
+
+def tiny(cls: Any) -> dict[str, Any]:
+    """The keyword arguments that shrink a config class and the configs in it."""
+    names = {f.name: f for f in dataclasses.fields(cls)}
+    out: dict[str, Any] = {}
+    for key, value in SMALL.items():
+        if key not in names:
+            continue
+        default = names[key].default
+        absent = default is None or default is dataclasses.MISSING
+        if key in TOKENS or not (isinstance(default, list | tuple) or (absent and key in OPTIONAL)):
+            out[key] = value
+    for key, spec in cls.sub_configs_defaults.items():
+        own = spec.config_class
+        if not (inspect.isclass(own) and dataclasses.is_dataclass(own) and own.model_type):
+            own = live.config_class(spec.model_type)
+        plain = {k: v for k, v in spec.init_kwargs.items() if not isinstance(v, dict | list)}
+        out[key] = {**plain, **tiny(own), "model_type": spec.model_type}
+    return out
+
+
+def tiny_config(model_type: str) -> dict[str, Any]:
+    """The keyword arguments of a type's tiny config."""
+    raw = tiny(live.config_class(model_type))
+    for path, value in TYPES.get(model_type, Setting()).config.items():
+        *parents, last = path.split(".")
+        place = raw
+        for name in parents:
+            place = place.setdefault(name, {})
+        place[last] = value
+    return json.loads(json.dumps(raw))
+
+
+def forms_of(model_type: str, raw: dict[str, Any], config: Any) -> dict[str, dict[str, Any]]:
+    """A config as its class is called, as it says itself, and as config.json holds it."""
+    return {
+        "raw": {**raw, "model_type": model_type},
+        "full": json.loads(json.dumps(config.to_dict(), default=str)),
+        "diff": json.loads(config.to_json_string(use_diff=True)),
+    }
+
+
+def try_type(model_type: str, *, dtype: str = "float32", static: int = 0) -> Trial:
+    """Build a type's tiny model, run a prompt and some steps, and look at its cache after each."""
+    import torch
+
+    setting = TYPES.get(model_type, Setting())
+    raw = tiny_config(model_type)
+    config = live.config_class(model_type)(**json.loads(json.dumps(raw)))
+    forms = forms_of(model_type, raw, config)
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cls = getattr(__import__("transformers"), setting.cls) if setting.cls else None
+        model = live.build(config, dtype=dtype, cls=cls)
+        samples = tuple(_run(model, setting, getattr(torch, dtype), static))
+    return Trial(forms=forms, dtype=dtype, samples=samples)
+
+
+def _run(model: Any, setting: Setting, dtype: Any, static: int) -> Iterator[Sample]:
+    inputs = _inputs(model, setting, dtype)
+    text = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
+    given = _static(model, static) if static else {}
+    output = live.call(model, {**inputs, **given})
+    name, cache = live.cache_of(output)
+    yield _sample(name, cache, static or PROMPT)
+    if static or not setting.steps:
+        return
+    more = _encoded(output) if text == "decoder_input_ids" else {}
+    for _ in range(setting.steps):
+        again = live.call(model, {text: _ids(1, setting.rows), name: cache, **more})
+        cache = live.cache_of(again)[1] or cache
+    yield _sample(name, cache, PROMPT + setting.steps)
+
+
+def _inputs(model: Any, setting: Setting, dtype: Any) -> dict[str, Any]:
+    import torch
+
+    inputs = {"input_ids": _ids(PROMPT, setting.rows)}
+    if model.config.is_encoder_decoder:
+        inputs = {"input_ids": _ids(ENCODER), "decoder_input_ids": _ids(PROMPT, setting.rows)}
+    for name, shape in setting.inputs.items():
+        inputs[name] = torch.randn(BATCH, *shape).to(dtype)
+    return {name: value for name, value in inputs.items() if name not in setting.drop}
+
+
+def _ids(tokens: int, rows: int = 1) -> Any:
+    import torch
+
+    return torch.randint(3, 150, (BATCH * rows, tokens))
+
+
+def _encoded(output: Any) -> dict[str, Any]:
+    """The encoder's output, so that a further step does not run it again."""
+    from transformers.modeling_outputs import BaseModelOutput
+
+    state = getattr(output, "encoder_last_hidden_state", None)
+    return {} if state is None else {"encoder_outputs": BaseModelOutput(last_hidden_state=state)}
+
+
+def _static(model: Any, length: int) -> dict[str, Any]:
+    from transformers import StaticCache
+
+    return {"cache": StaticCache(config=model.config, max_cache_len=length)}
+
+
+def _sample(name: str, cache: Any, context: int) -> Sample:
+    real: Counter[tuple[int, str]] = Counter()
+    encoder = 0
+    for one in live.held(cache, name):
+        real[one.layer, one.kind] += one.bytes // BATCH
+        encoder = one.shape[2] if one.kind == "cross_k" else encoder
+    return Sample(context=context, encoder=encoder, real=dict(real))
+
+
+def predicted(
+    form: Mapping[str, Any], table: Mapping[str, Any], trial: Trial, sample: Sample, cache: str
+) -> Bytes:
+    """What kvtool says of the same moment, by layer and kind."""
+    dtype = dtype_named(trial.dtype, flag="dtype")
+    layout = CacheLayout(
+        shape=read_model(form, table), dtype=dtype, kv=KvDtype(k=dtype, v=dtype)
+    )
+    out: Counter[tuple[int, str]] = Counter()
+    for part in parts(
+        layout, context=sample.context, encoder=sample.encoder, prompt=PROMPT, cache=cache
+    ):
+        out[part.layer, part.kind] += part.bytes
+    same = {key: count for key, count in out.items() if count}
+    if any(layer == live.ALL_LAYERS for layer, _ in sample.real):
+        return _by_kind(same)
+    return same
+
+
+def _by_kind(by_layer: Bytes) -> Bytes:
+    out: Counter[tuple[int, str]] = Counter()
+    for (_, kind), count in by_layer.items():
+        out[live.ALL_LAYERS, kind] += count
+    return dict(out)

@@ -1,0 +1,157 @@
+"""How each model type of transformers is made tiny: the table behind tests/test_live_oracle.py.
+
+SMALL shrinks what a config class has under that name. A type that needs more has an entry in TYPES:
+one line says what else its config or its call needs. `text_config__head_dim=16` sets head_dim in
+text_config. A type that cannot be built is in UNBUILT, with the reason; that list only shrinks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What a type needs beyond SMALL."""
+
+    config: dict[str, Any] = field(default_factory=dict)
+    """Path → value."""
+    inputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Further inputs of the prompt: random numbers of that shape, the batch left out."""
+    drop: tuple[str, ...] = ()
+    """Inputs that the class does not take."""
+    cls: str = ""
+    """The class to build, where the auto classes have none or another."""
+    rows: int = 1
+    """Rows of input for one sequence (musicgen: one for each codebook)."""
+    steps: int = 3
+    """Tokens decoded after the prompt."""
+
+
+def at(
+    inputs: dict[str, tuple[int, ...]] | None = None,
+    drop: str = "",
+    cls: str = "",
+    rows: int = 1,
+    steps: int = 3,
+    **config: Any,
+) -> Setting:
+    """A setting, its config's paths written with two underscores."""
+    return Setting(
+        config={key.replace("__", "."): value for key, value in config.items()},
+        inputs=inputs or {},
+        drop=tuple(drop.split()),
+        cls=cls,
+        rows=rows,
+        steps=steps,
+    )
+
+
+def each(types: str, setting: Setting) -> dict[str, Setting]:
+    """The same setting for several types."""
+    return dict.fromkeys(types.split(), setting)
+
+
+def _sizes(value: int, names: str) -> dict[str, int]:
+    return dict.fromkeys(names.split(), value)
+
+
+SMALL = {
+    **_sizes(160, "vocab_size vocab_size_per_layer_input"),
+    **_sizes(64, "hidden_size n_embd d_model dim emb_dim embed_dim embedding_dim "
+        "max_position_embeddings n_positions n_ctx max_seq_len max_source_positions "
+        "max_target_positions lru_width cross_hidden_size encoder_hidden_size "
+        "decoder_hidden_size out_hidden_size"),
+    **_sizes(32, "intermediate_size moe_intermediate_size ffn_dim d_ff n_inner ffn_hidden_size "
+        "encoder_ffn_dim decoder_ffn_dim dim_ff dff shared_expert_intermediate_size "
+        "shared_intermediate_size expert_ffn_hidden_size intermediate_size_mlp "
+        "dense_intermediate_size prefix_dense_intermediate_size share_expert_dim "
+        "shared_experts_intermediate_size moe_shared_expert_intermediate_size image_size"),
+    **_sizes(28, "kv_lora_rank"),
+    **_sizes(24, "q_lora_rank global_head_dim"),
+    **_sizes(16, "head_dim d_kv d_head attention_head_size kv_channels local_attention "
+        "index_head_dim mamba_d_head mamba_head_dim swa_head_dim num_mel_bins "
+        "num_position_embeddings"),
+    **_sizes(12, "qk_nope_head_dim"),
+    **_sizes(10, "v_head_dim linear_value_head_dim"),
+    **_sizes(8, "sliding_window attention_chunk_size sliding_window_size attention_window_size "
+        "window_size qk_rope_head_dim index_topk mamba_n_heads mamba_num_heads n_mamba_heads "
+        "hidden_size_per_layer_input laurel_rank patch_size"),
+    **_sizes(6, "mamba_d_state state_size ssm_state_size linear_key_head_dim linear_head_dim"),
+    **_sizes(4, "num_hidden_layers n_layer n_layers num_layers num_blocks num_attention_heads "
+        "n_head n_heads num_heads attention_heads encoder_attention_heads "
+        "decoder_attention_heads num_decoder_attention_heads num_encoder_attention_heads "
+        "encoder_num_attention_heads decoder_num_attention_heads t2u_encoder_attention_heads "
+        "t2u_decoder_attention_heads speech_encoder_attention_heads n_routed_experts "
+        "num_experts num_local_experts moe_num_experts mamba_d_conv conv_kernel "
+        "mamba_chunk_size chunk_size linear_num_value_heads linear_num_heads "
+        "swa_num_attention_heads num_sliding_attention_heads"),
+    **_sizes(3, "num_decoder_layers decoder_layers encoder_layers num_encoder_layers "
+        "encoder_num_hidden_layers decoder_num_hidden_layers layers num_channels"),
+    **_sizes(2, "t2u_encoder_layers t2u_decoder_layers speech_encoder_layers "
+        "num_key_value_heads encoder_num_key_value_heads decoder_num_key_value_heads "
+        "index_n_heads num_experts_per_tok moe_topk top_k_experts moe_k mamba_n_groups n_groups "
+        "mamba_ngroups linear_num_key_heads swa_num_key_value_heads type_vocab_size "
+        "num_codebooks depth spatial_merge_size temporal_patch_size eos_token_id"),
+    **_sizes(1, "n_shared_experts n_group topk_group first_k_dense_replace bos_token_id "
+        "decoder_start_token_id"),
+    **_sizes(0, "pad_token_id"),
+}
+
+FOUR_KINDS = ["full_attention", "sliding_attention", "full_attention", "full_attention"]
+MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+
+TYPES: dict[str, Setting] = {
+    **each("axk1 axk2 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa "
+           "longcat_flash minicpm3 mistral4 sarvam_mla youtu", at(num_key_value_heads=4)),
+    **each("glm46v glm4v glm4v_moe glm_ocr glmga paddleocr_vl qwen2_5_omni_thinker qwen2_5_vl "
+           "qwen2_vl", at(text_config__rope_parameters={**MROPE, "partial_rotary_factor": 1.0})),
+    **each("albert bert bert-generation big_bird camembert data2vec-text electra ernie "
+           "megatron-bert rembert roberta roberta-prelayernorm roc_bert roformer xlm-roberta "
+           "xlm-roberta-xl xmod", at(is_decoder=True)),
+    **each("moonshine moonshine_streaming speecht5",
+           at({"input_values": (4000,)}, drop="input_ids")),
+    **each("canary cohere_asr", at({"input_features": (40, 16)}, drop="input_ids")),
+    **each("codegen gptj", at(rotary_dim=8)),
+    **each("hunyuan_v1_dense hunyuan_v1_moe ministral", at(head_dim=16)),
+    **each("kimi_k25 mistral_large4", at(text_config__num_key_value_heads=4)),
+    "bailing_hybrid": at(num_hidden_layers=6, layer_group_size=3, num_key_value_heads=4),
+    "bamba": at(attn_layer_indices=[2]),
+    "blip": at({"pixel_values": (3, 32, 32)}),
+    "blip-2": at({"pixel_values": (3, 32, 32)}),
+    "cohere_compass": at(text_config__layer_types=FOUR_KINDS),
+    "cohere_compass_text": at(layer_types=FOUR_KINDS),
+    "dory": at(num_hidden_layers=8, n_input_layers=2, n_output_layers=2, n_recurrent_layers=4,
+               n_recurrent_loops=2, layer_types=None),
+    "dots3_note_text": at(num_key_value_heads=4, swa_num_attention_heads=4,
+                          swa_num_key_value_heads=4, swa_q_lora_rank=24, swa_kv_lora_rank=28,
+                          swa_head_dim=20, swa_qk_nope_head_dim=12, swa_v_head_dim=10,
+                          head_dim=20),
+    "ernie4_5_vl_moe": at(text_config__moe_intermediate_size=[32, 16]),
+    "falcon_h1": at(mamba_d_ssm=128),
+    "gemma3n_text": at(num_hidden_layers=10, num_kv_shared_layers=4, layer_types=None),
+    "glm5_next": at(text_config__num_key_value_heads=4, text_config__qk_rope_head_dim=0),
+    "gpt_neo": at(attention_types=[[["global", "local"], 2]]),
+    "granitemoehybrid": at(layer_types=["mamba", "attention", "mamba", "attention"]),
+    "hunyuan_vl": at(text_config__head_dim=16),
+    "jamba": at(attn_layer_period=2, attn_layer_offset=1, num_experts=2, expert_layer_period=2,
+                expert_layer_offset=1),
+    "kimi_linear": at(num_hidden_layers=5, num_key_value_heads=4),
+    "lfm2_moe": at(layer_types=["conv", "full_attention", "conv", "conv"], num_dense_layers=1),
+    "mamba2": at(num_heads=8, head_dim=16, expand=2),
+    "qwen4_exp_text": at(indexer_n_heads=2, indexer_kv_heads=1, indexer_head_dim=16,
+                         indexer_budget=8, indexer_compress_ratio=4, hc_count=2, hc_lowrank=8,
+                         heads_per_ngram=8),
+    "reformer": at(is_decoder=True, attn_layers=["local", "lsh", "local", "lsh"],
+                   axial_pos_embds_dim=[16, 48], axial_pos_shape=[8, 8],
+                   local_attn_chunk_length=8, lsh_attn_chunk_length=8, num_buckets=4),
+    "speech_to_text": at({"input_features": (40, 80)}, drop="input_ids"),
+    "vision-encoder-decoder": at({"pixel_values": (3, 32, 32)}, drop="input_ids"),
+    "zamba": at(layers_block_type=["mamba", "mamba", "hybrid", "mamba"], n_mamba_heads=2),
+    "zamba2": at(layers_block_type=["mamba", "hybrid", "mamba", "hybrid"], n_mamba_heads=8,
+                 mamba_headdim=16),
+    "zaya": at(num_experts_per_tok=1),
+}  # fmt: skip
+
+UNBUILT: dict[str, str] = {}
