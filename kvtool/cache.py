@@ -28,7 +28,7 @@ class CacheLayout:
 def token_bytes(layout: CacheLayout, entry: LayerCache, *, tp: int = 1) -> int:
     """Bytes of one cached token of one layer on one of `tp` ranks (K and V, scales included)."""
     heads = shard(entry.kv_heads, tp) if not entry.replicated else entry.kv_heads
-    return heads * (
+    return entry.fixed_bytes + heads * (
         layout.kv.k.vector_bytes(entry.k_head_dim) + layout.kv.v.vector_bytes(entry.v_head_dim)
     )
 

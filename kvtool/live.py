@@ -20,6 +20,7 @@ AUTO_CLASSES = (
     "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING",
     "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING",
     "MODEL_FOR_MULTIMODAL_LM_MAPPING",
+    "MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING",
 )
 """Where transformers lists a model type's generating class, in the order tried."""
 
@@ -38,8 +39,8 @@ KINDS = {
 }
 """An attribute of a cache or of one of its layers → the kind of what it holds; `other` if absent."""
 
-BOOKKEEPING = {"cumulative_length", "_sliding_window_tensor"}
-"""Counters, not cached values."""
+BOOKKEEPING = {"cumulative_length", "_sliding_window_tensor", "indexer_position_ids"}
+"""Counters and positions, not cached values."""
 
 ALL_LAYERS = -1
 """The layer of a tensor that holds the states of every layer."""
@@ -80,15 +81,23 @@ def config_class(model_type: str) -> Any:
 
 
 def model_class(config: Any) -> Any:
-    """The class that generates with this config; KeyError if transformers has none."""
+    """The class that generates with this config; KeyError if transformers has none.
+
+    A composite config may also be listed with the class of its text part, which wants the text
+    part's config: the class made for this config comes first.
+    """
     from transformers.models.auto import modeling_auto
 
+    found = []
     for name in AUTO_CLASSES:
         mapping = getattr(modeling_auto, name, {})
         if type(config) in mapping:
-            found = mapping[type(config)]
-            return found[0] if isinstance(found, tuple) else found
-    raise KeyError(type(config).__name__)
+            one = mapping[type(config)]
+            found += one if isinstance(one, tuple) else [one]
+    own = [cls for cls in found if cls.config_class in (None, type(config))]
+    if not found:
+        raise KeyError(type(config).__name__)
+    return (own or found)[0]
 
 
 def build(config: Any, *, device: str = "cpu", dtype: str = "float32", cls: Any = None) -> Any:
@@ -102,8 +111,10 @@ def build(config: Any, *, device: str = "cpu", dtype: str = "float32", cls: Any 
 def call(model: Any, inputs: Mapping[str, Any]) -> Any:
     """One forward pass that fills a cache; the model's output, which has it."""
     torch, _ = load_libraries()
+    # Some stacks refuse the argument for their encoder; where the config says so, it is not needed.
+    said = {} if getattr(model.config, "use_cache", False) is True else {"use_cache": True}
     with torch.no_grad():
-        return model(**inputs, use_cache=True)
+        return model(**inputs, **said)
 
 
 def cache_of(output: Any) -> tuple[str, Any]:

@@ -3,40 +3,28 @@
     python scripts/accuracy_vllm.py TRUTH_FOLDER CONFIG_FOLDER
 
 TRUTH_FOLDER holds vllm_kv.jsonl (a model, its parallelism and lengths, and what vLLM 0.32 laid out)
-and vllm_groups.jsonl (the same for mixes of layer specs); either may end in .gz. CONFIG_FOLDER holds
-the models' configs as <org>__<name>.json.
+and vllm_groups.jsonl (the same for mixes of layer specs). CONFIG_FOLDER holds the models' configs as
+<org>__<name>.json. The block size that was asked for is not in the rows: it was 16, or 64 in a
+second set, so a row is compared with what 16 makes, and with what 64 makes if 16 makes another
+block size than the row's.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from kvtool.catalog import class_defaults
 from kvtool.engines.vllm import VllmPool, VllmSettings, parse_specs, pool_of, reserve
-from kvtool.model import read_model
+from kvtool.engines.vllm_specs import CLASSES
+from kvtool.model import ModelShape, read_model
 
 Row = dict[str, Any]
-NAMES = {
-    "FullAttentionSpec": "full",
-    "MLAAttentionSpec": "latent",
-    "SlidingWindowSpec": "sliding",
-    "ChunkedLocalAttentionSpec": "chunked",
-    "CrossAttentionSpec": "cross",
-    "MambaSpec": "linear",
-}
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-
-
-def rows_of(path: Path) -> list[Row]:
-    """The rows of a .jsonl or .jsonl.gz file."""
-    data = path.read_bytes()
-    text = gzip.decompress(data) if path.suffix == ".gz" else data
-    return [json.loads(line) for line in text.splitlines()]
 
 
 def settings_of(row: Row, block_size: int | None = None) -> VllmSettings:
@@ -83,24 +71,17 @@ def _groups(row: Row, pool: VllmPool) -> Iterator[str]:
     own = [(g.layers, g.block_size, g.page_bytes, g.blocks_per_request) for g in pool.groups]
     if own != real:
         yield f"groups: {own[:4]} … and not {real[:4]} …"
-    kinds = [NAMES.get(g["cls"]) for g in row.get("groups", [])]
+    kinds = [CLASSES.get(g["cls"]) for g in row.get("groups", [])]
     if any(kind and kind != g.kind for kind, g in zip(kinds, pool.groups, strict=False)):
         yield f"kinds: {[g.kind for g in pool.groups]} and not {kinds}"
 
 
-def model_differences(row: Row, configs: Path) -> list[str]:
-    """A row of vllm_kv: 16 was asked for, or 64 where that is what explains the block size."""
-    raw = json.loads((configs / f"{row['model'].replace('/', '__')}.json").read_text())
-    shape = read_model(raw, class_defaults()["types"])
-    found: list[str] = []
-    for asked in (None, 64):
-        pool = reserve(shape, settings_of(row, asked))
-        off = list(differences(row, pool))
-        if pool.block_size == row["block_size"] or not found:
-            found = off
-        if not off:
-            return []
-    return found
+def model_differences(row: Row, shape: ModelShape) -> list[str]:
+    """What of a row of vllm_kv is predicted otherwise."""
+    pool = reserve(shape, settings_of(row))
+    if pool.block_size != row["block_size"]:
+        pool = reserve(shape, settings_of(row, 64))
+    return list(differences(row, pool))
 
 
 def group_differences(row: Row) -> list[str]:
@@ -109,23 +90,27 @@ def group_differences(row: Row) -> list[str]:
     return list(differences(row, pool_of(specs, settings_of(row))))
 
 
-def find(folder: Path, name: str) -> Path:
-    """The file, or its .gz."""
-    return folder / name if (folder / name).exists() else folder / f"{name}.gz"
-
-
 def main(truth: Path, configs: Path) -> int:
     """Print exact / total of each file and the rows that are off; 1 if any is."""
+
+    @cache
+    def shape_of(model: str) -> ModelShape:
+        raw = json.loads((configs / f"{model.replace('/', '__')}.json").read_text())
+        return read_model(raw, class_defaults()["types"])
+
     bad = 0
     for name in ("vllm_kv.jsonl", "vllm_groups.jsonl"):
-        rows = rows_of(find(truth, name))
+        rows = [json.loads(line) for line in (truth / name).read_text().splitlines()]
         exact = 0
         for row in rows:
-            off = model_differences(row, configs) if "model" in row else group_differences(row)
+            model = row.get("model")
+            off = model_differences(row, shape_of(model)) if model else group_differences(row)
             exact += not off
             if off:
-                what = row.get("model", row.get("case"))
-                print(f"off: {what} tp {row.get('tp')} L {row['max_model_len']}: {'; '.join(off)}")
+                what = (
+                    f"{model or row['case']}, tp {row.get('tp', 1)}, {row['max_model_len']} tokens"
+                )
+                print(f"off: {what}: {'; '.join(off)}")
         print(f"{name}: {exact} of {len(rows)} rows exact")
         bad += len(rows) - exact
     return 1 if bad else 0

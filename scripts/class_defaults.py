@@ -49,7 +49,8 @@ linear_num_heads short_conv_kernel_size conv_L_cache conv1d_width conv_kernel_si
 attention_hidden_size cca_time0 cca_time1 ple_layer_ids ple_conv_kernel_size ple_embed_dim
 ngram_size hc_count max_position_embeddings n_positions n_ctx max_seq_len max_target_positions
 max_source_positions max_sequence_length hybrid_override_pattern compress_ratios
-num_experts_per_tok qk_dim_factor v_dim_factor inference_state_dtype dim_head prompt_length
+num_experts_per_tok qk_dim_factor v_dim_factor inference_state_dtype dim_head prompt_length num_codebooks
+mem_len attn_layers num_hashes
 max_encoder_position_embeddings is_decoder is_encoder_decoder add_cross_attention attn_config
 """
 KEYS = frozenset(NAMES.split())

@@ -59,6 +59,9 @@ def tiny(cls: Any) -> dict[str, Any]:
             out[key] = value
     for key, spec in cls.sub_configs_defaults.items():
         own = spec.config_class
+        if not spec.model_type and not own:
+            out[key] = {k: SMALL.get(k, v) for k, v in spec.init_kwargs.items()}
+            continue
         if not (inspect.isclass(own) and dataclasses.is_dataclass(own) and own.model_type):
             own = live.config_class(spec.model_type)
         plain = {k: v for k, v in spec.init_kwargs.items() if not isinstance(v, dict | list)}
@@ -99,7 +102,8 @@ def try_type(model_type: str, *, dtype: str = "float32", static: int = 0) -> Tri
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         cls = getattr(__import__("transformers"), setting.cls) if setting.cls else None
-        model = live.build(config, dtype=dtype, cls=cls)
+        built = getattr(config, setting.part) if setting.part else config
+        model = live.build(built, dtype=dtype, cls=cls)
         samples = tuple(_run(model, setting, getattr(torch, dtype), static))
     return Trial(forms=forms, dtype=dtype, samples=samples)
 
@@ -115,7 +119,7 @@ def _run(model: Any, setting: Setting, dtype: Any, static: int) -> Iterator[Samp
         return
     more = _encoded(output) if text == "decoder_input_ids" else {}
     for _ in range(setting.steps):
-        again = live.call(model, {text: _ids(1, setting.rows), name: cache, **more})
+        again = live.call(model, {text: _ids(1, setting), name: cache, **more})
         cache = live.cache_of(again)[1] or cache
     yield _sample(name, cache, PROMPT + setting.steps)
 
@@ -123,26 +127,33 @@ def _run(model: Any, setting: Setting, dtype: Any, static: int) -> Iterator[Samp
 def _inputs(model: Any, setting: Setting, dtype: Any) -> dict[str, Any]:
     import torch
 
-    inputs = {"input_ids": _ids(PROMPT, setting.rows)}
+    ids = _ids(PROMPT, setting)
+    token, count = setting.image
+    ids[:, :count] = token
+    inputs = {"input_ids": ids}
     if model.config.is_encoder_decoder:
-        inputs = {"input_ids": _ids(ENCODER), "decoder_input_ids": _ids(PROMPT, setting.rows)}
+        inputs = {"input_ids": _ids(ENCODER, Setting()), "decoder_input_ids": ids}
     for name, shape in setting.inputs.items():
-        inputs[name] = torch.randn(BATCH, *shape).to(dtype)
+        made = torch.rand(BATCH, *shape).to(dtype)
+        inputs[name] = torch.randint(3, 150, made.shape) if name.endswith("_ids") else made
     return {name: value for name, value in inputs.items() if name not in setting.drop}
 
 
-def _ids(tokens: int, rows: int = 1) -> Any:
+def _ids(tokens: int, setting: Setting) -> Any:
     import torch
 
-    return torch.randint(3, 150, (BATCH * rows, tokens))
+    return torch.randint(10, 150, (BATCH * setting.rows, tokens, *setting.trail))
 
 
 def _encoded(output: Any) -> dict[str, Any]:
     """The encoder's output, so that a further step does not run it again."""
     from transformers.modeling_outputs import BaseModelOutput
 
+    class Encoded(BaseModelOutput):
+        attention_mask = router_logits = None
+
     state = getattr(output, "encoder_last_hidden_state", None)
-    return {} if state is None else {"encoder_outputs": BaseModelOutput(last_hidden_state=state)}
+    return {} if state is None else {"encoder_outputs": Encoded(last_hidden_state=state)}
 
 
 def _static(model: Any, length: int) -> dict[str, Any]:

@@ -18,13 +18,19 @@ class Setting:
     config: dict[str, Any] = field(default_factory=dict)
     """Path → value."""
     inputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Further inputs of the prompt: random numbers of that shape, the batch left out."""
+    """Further inputs of the prompt, their shapes without the batch: numbers, or for …_ids ids."""
     drop: tuple[str, ...] = ()
     """Inputs that the class does not take."""
     cls: str = ""
     """The class to build, where the auto classes have none or another."""
+    part: str = ""
+    """Build the model of this part of the config: the part that keeps the cache."""
+    image: tuple[int, int] = (0, 0)
+    """(token, count): the prompt starts with that many placeholders of an image."""
     rows: int = 1
     """Rows of input for one sequence (musicgen: one for each codebook)."""
+    trail: tuple[int, ...] = ()
+    """Further axes of the input ids."""
     steps: int = 3
     """Tokens decoded after the prompt."""
 
@@ -32,8 +38,12 @@ class Setting:
 def at(
     inputs: dict[str, tuple[int, ...]] | None = None,
     drop: str = "",
+    *,
     cls: str = "",
+    part: str = "",
+    image: tuple[int, int] = (0, 0),
     rows: int = 1,
+    trail: tuple[int, ...] = (),
     steps: int = 3,
     **config: Any,
 ) -> Setting:
@@ -43,7 +53,10 @@ def at(
         inputs=inputs or {},
         drop=tuple(drop.split()),
         cls=cls,
+        part=part,
+        image=image,
         rows=rows,
+        trail=trail,
         steps=steps,
     )
 
@@ -99,56 +112,101 @@ SMALL = {
     **_sizes(0, "pad_token_id"),
 }
 
-FOUR_KINDS = ["full_attention", "sliding_attention", "full_attention", "full_attention"]
-MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+DOTS3 = {
+    "num_key_value_heads": 4, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 4,
+    "swa_q_lora_rank": 24, "swa_kv_lora_rank": 28, "swa_head_dim": 20, "swa_qk_nope_head_dim": 12,
+    "swa_v_head_dim": 10, "head_dim": 20,
+}  # fmt: skip
+PLAIN_ROPE = {"rope_type": "default", "rope_theta": 1e4}
+MROPE = {**PLAIN_ROPE, "mrope_section": [2, 3, 3]}
+TWO_ROPES = {"full_attention": PLAIN_ROPE, "sliding_attention": PLAIN_ROPE}
+MIXED = ["full_attention", "sliding_attention", "full_attention", "full_attention"]
 
 TYPES: dict[str, Setting] = {
     **each("axk1 axk2 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa "
-           "longcat_flash minicpm3 mistral4 sarvam_mla youtu", at(num_key_value_heads=4)),
+           "minicpm3 mistral4 sarvam_mla youtu", at(num_key_value_heads=4)),
     **each("glm46v glm4v glm4v_moe glm_ocr glmga paddleocr_vl qwen2_5_omni_thinker qwen2_5_vl "
            "qwen2_vl", at(text_config__rope_parameters={**MROPE, "partial_rotary_factor": 1.0})),
     **each("albert bert bert-generation big_bird camembert data2vec-text electra ernie "
            "megatron-bert rembert roberta roberta-prelayernorm roc_bert roformer xlm-roberta "
-           "xlm-roberta-xl xmod", at(is_decoder=True)),
-    **each("moonshine moonshine_streaming speecht5",
-           at({"input_values": (4000,)}, drop="input_ids")),
+           "xlm-roberta-xl", at(is_decoder=True)),
     **each("canary cohere_asr", at({"input_features": (40, 16)}, drop="input_ids")),
     **each("codegen gptj", at(rotary_dim=8)),
+    **each("fast_vlm gemma3n perception_lm inkling_mm_model", at(part="text_config")),
     **each("hunyuan_v1_dense hunyuan_v1_moe ministral", at(head_dim=16)),
+    **each("inkling2 inkling2_loop", at(vision_config__text_hidden_size=64)),
     **each("kimi_k25 mistral_large4", at(text_config__num_key_value_heads=4)),
+    **each("qwen2_5_omni qwen3_omni_moe", at(part="thinker_config")),
+    "apertus1p5": at(audio_config__codebook_dim=64),
     "bailing_hybrid": at(num_hidden_layers=6, layer_group_size=3, num_key_value_heads=4),
     "bamba": at(attn_layer_indices=[2]),
     "blip": at({"pixel_values": (3, 32, 32)}),
-    "blip-2": at({"pixel_values": (3, 32, 32)}),
-    "cohere_compass": at(text_config__layer_types=FOUR_KINDS),
-    "cohere_compass_text": at(layer_types=FOUR_KINDS),
+    "blip-2": at({"pixel_values": (3, 32, 32)}, image=(9, 4), num_query_tokens=4,
+                 image_token_index=9),
+    "chameleon": at(vocabulary_map={"<image>": 9}),
+    "cohere_compass": at(text_config__layer_types=MIXED, text_config__rope_parameters=TWO_ROPES),
+    "cohere_compass_text": at(layer_types=MIXED, rope_parameters=TWO_ROPES),
+    "cosmos3_edge": at(text_config__rope_parameters=MROPE),
+    "cpmant": at(steps=0),
+    "dbrx": at(attn_config={"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
+               ffn_config={"hidden_size": 64, "ffn_hidden_size": 32, "moe_num_experts": 4,
+                           "moe_top_k": 1, "ffn_act_fn": {"name": "silu"}}),
     "dory": at(num_hidden_layers=8, n_input_layers=2, n_output_layers=2, n_recurrent_layers=4,
                n_recurrent_loops=2, layer_types=None),
-    "dots3_note_text": at(num_key_value_heads=4, swa_num_attention_heads=4,
-                          swa_num_key_value_heads=4, swa_q_lora_rank=24, swa_kv_lora_rank=28,
-                          swa_head_dim=20, swa_qk_nope_head_dim=12, swa_v_head_dim=10,
-                          head_dim=20),
-    "ernie4_5_vl_moe": at(text_config__moe_intermediate_size=[32, 16]),
+    "dots3_note": at(**{f"text_config__{k}": v for k, v in DOTS3.items()}),
+    "dots3_note_text": at(**DOTS3),
+    "ernie4_5_vl_moe": at(text_config__moe_intermediate_size=[32, 16],
+                          text_config__rope_parameters={**PLAIN_ROPE, "mrope_section": [2, 2, 4]}),
+    "evolla": at(cls="EvollaForProteinText2Text"),
     "falcon_h1": at(mamba_d_ssm=128),
+    "fun_asr_nano": at(adaptor_config={"hidden_size": 64, "intermediate_size": 16,
+                                       "num_attention_heads": 4}),
     "gemma3n_text": at(num_hidden_layers=10, num_kv_shared_layers=4, layer_types=None),
-    "glm5_next": at(text_config__num_key_value_heads=4, text_config__qk_rope_head_dim=0),
+    "glm5_next": at(text_config__num_key_value_heads=4, text_config__qk_rope_head_dim=0,
+                    text_config__index_kpool=4),
     "gpt_neo": at(attention_types=[[["global", "local"], 2]]),
     "granitemoehybrid": at(layer_types=["mamba", "attention", "mamba", "attention"]),
-    "hunyuan_vl": at(text_config__head_dim=16),
+    "granite4_vision": at(image_grid_pinpoints=[[32, 32]]),
+    "hunyuan_vl": at(text_config__head_dim=16,
+                     text_config__rope_parameters={**PLAIN_ROPE, "mrope_section": [2, 2, 2, 2]}),
+    "hy_v4_vl": at(text_config__rope_parameters={**PLAIN_ROPE, "mrope_section": [1, 1, 2]}),
+    "idefics": at({"pixel_values": (1, 3, 32, 32)}),
+    "instructblip": at({"pixel_values": (3, 32, 32), "qformer_input_ids": (5,)}, image=(9, 4),
+                       num_query_tokens=4, image_token_index=9),
+    "instructblipvideo": at({"pixel_values": (1, 3, 32, 32), "qformer_input_ids": (5,)},
+                            image=(9, 4), num_query_tokens=4, video_token_index=9),
     "jamba": at(attn_layer_period=2, attn_layer_offset=1, num_experts=2, expert_layer_period=2,
                 expert_layer_offset=1),
     "kimi_linear": at(num_hidden_layers=5, num_key_value_heads=4),
+    "kosmos-2": at({"pixel_values": (3, 32, 32)}, text_config__layers=3),
+    "kyutai_speech_to_text": at(trail=(3,), audio_pad_token_id=5, audio_bos_token_id=6,
+                                codebook_vocab_size=160),
     "lfm2_moe": at(layer_types=["conv", "full_attention", "conv", "conv"], num_dense_layers=1),
+    "longcat_flash": at(num_key_value_heads=4, head_dim=8),
     "mamba2": at(num_heads=8, head_dim=16, expand=2),
+    "molmo2": at(vision_config__image_size=[32, 32]),
+    "moonshine": at({"input_values": (4000,)}, "input_ids", encoder_num_key_value_heads=4,
+                    decoder_num_key_value_heads=4),
+    "moonshine_streaming": at({"input_values": (4000,)}, "input_ids", num_key_value_heads=4),
+    "nemo_speechlm": at(part="text_config"),
+    "nemotron_h_omni": at(audio_config=None),
+    "pix2struct": at({"flattened_patches": (11, 770)}, "input_ids"),
+    "pp_formulanet": at({"pixel_values": (3, 32, 32)}, "input_ids"),
     "qwen4_exp_text": at(indexer_n_heads=2, indexer_kv_heads=1, indexer_head_dim=16,
                          indexer_budget=8, indexer_compress_ratio=4, hc_count=2, hc_lowrank=8,
                          heads_per_ngram=8),
     "reformer": at(is_decoder=True, attn_layers=["local", "lsh", "local", "lsh"],
                    axial_pos_embds_dim=[16, 48], axial_pos_shape=[8, 8],
                    local_attn_chunk_length=8, lsh_attn_chunk_length=8, num_buckets=4),
+    "speech-encoder-decoder": at({"input_values": (4000,)}, "input_ids"),
+    "speecht5": at({"input_values": (4000,)}, "input_ids"),
+    "step3p7": at(text_config__sliding_window=8),
     "speech_to_text": at({"input_features": (40, 80)}, drop="input_ids"),
     "vision-encoder-decoder": at({"pixel_values": (3, 32, 32)}, drop="input_ids"),
-    "zamba": at(layers_block_type=["mamba", "mamba", "hybrid", "mamba"], n_mamba_heads=2),
+    "udop": at({"bbox": (11, 4)}),
+    "xmod": at(is_decoder=True, default_language="en_XX"),
+    "zamba": at(num_hidden_layers=6, n_mamba_heads=2,
+                layers_block_type=["mamba", "mamba", "hybrid", "mamba", "mamba", "hybrid"]),
     "zamba2": at(layers_block_type=["mamba", "hybrid", "mamba", "hybrid"], n_mamba_heads=8,
                  mamba_headdim=16),
     "zaya": at(num_experts_per_tok=1),

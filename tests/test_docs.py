@@ -17,6 +17,7 @@ import typer
 from kvtool import __version__, catalog
 from kvtool.cli import main as cli
 from kvtool.cli.main import run
+from kvtool.engines import ENGINES
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -86,6 +87,10 @@ def test_the_options_of_kvtool_itself_are_documented() -> None:
     with group.make_context("kvtool", [], resilient_parsing=True) as context:
         flags = {flag for param in group.get_params(context) for flag in param.opts}
     assert {flag for flag in flags if f"`{flag}`" not in read("docs/cli.md")} == set()
+
+
+def test_the_readme_names_every_engine() -> None:
+    assert {name for name in ENGINES if f"`{name}`" not in README} == set()
 
 
 def fields_in(row: dict[str, Any]) -> set[str]:

@@ -29,8 +29,19 @@ def held(entry: LayerCache, context: int, encoder: int, block_size: int | None) 
     return tokens if block_size is None else -(-tokens // block_size) * block_size
 
 
-def size(layout: CacheLayout, *, context: int, encoder: int) -> Sequence:
-    """One sequence of `context` tokens, with `encoder` tokens behind its cross-attention."""
+def size(
+    layout: CacheLayout,
+    *,
+    context: int,
+    encoder: int,
+    prompt: int | None = None,
+    cache: str = "dynamic",
+) -> Sequence:
+    """One sequence of `context` tokens, with `encoder` tokens behind its cross-attention.
+
+    How the context is split into prompt and output (`prompt`) changes nothing here, nor does the
+    kind of `cache` object.
+    """
     entries = layout.shape.layers
     tokens = [held(entry, context, encoder, layout.block_size) for entry in entries]
     states = [sum(state_bytes(layout, state) for state in entry.states) for entry in entries]

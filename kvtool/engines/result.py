@@ -18,6 +18,15 @@ class KindBytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Bytes of one kind of tensor in one layer of transformers' cache object."""
+
+    layer: int
+    kind: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sequence:
     """One sequence's cache, whole model; `rank_bytes` is the fullest GPU's share."""
 
@@ -28,6 +37,8 @@ class Sequence:
     rank_bytes: int
     mha_bytes: int
     scale_bytes: int
+    parts: tuple[Part, ...] = ()
+    """By kind of tensor, where the engine tells them apart."""
 
     @property
     def bytes(self) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvtool.engines.vllm_groups import VllmGroup, VllmPool, pool_of
 from kvtool.engines.vllm_models import specs_of
+from kvtool.engines.vllm_pool import VllmGroup, VllmPool, pool_of
 from kvtool.engines.vllm_specs import LayerSpec, VllmSettings, parse_specs
 from kvtool.model.shape import ModelShape
 

@@ -149,14 +149,15 @@ def falcon(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
         heads = Known(1, "multi_query = true")
     else:
         heads = Known(queries.value, f"multi_query = false, so {queries.by}")
+    own = derived(keys, place)[0]
     return (
-        replace(derived(keys, place)[0], kv_heads=heads.value, trace=_with(keys, place, heads)),
+        replace(
+            own,
+            kv_heads=heads.value,
+            expanded=keys.flag("new_decoder_architecture"),
+            trace=tuple((dict(own.trace) | {"kv_heads": heads.by}).items()),
+        ),
     )
-
-
-def _with(keys: Keys, place: Place, heads: Known) -> tuple[tuple[str, str], ...]:
-    trace = dict(derived(keys, place)[0].trace)
-    return tuple((trace | {"kv_heads": heads.by}).items())
 
 
 def gpt_bigcode(keys: Keys, place: Place) -> tuple[LayerCache, ...]:

@@ -8,12 +8,13 @@ from kvtool.model.attention import (
     MAX_HEADS,
     Place,
     cross,
+    derived,
     entry,
     per_layer,
     plain,
     swa_named,
 )
-from kvtool.model.keys import Keys, Known, refuse
+from kvtool.model.keys import MAX_TOKENS, Keys, Known, refuse
 from kvtool.model.shape import LayerCache
 
 
@@ -100,6 +101,42 @@ def cpmant(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
     prompt = keys.need("prompt_length", low=0)
     own = entry(keys, place, k_dim=keys.need("dim_head"))
     return (replace(own, extra=prompt.value, trace=(*own.trace, ("extra tokens", prompt.by))),)
+
+
+def reference(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
+    """Unlimited-OCR: prompt whole, generated tokens in a window."""
+    own = derived(keys, place)[0]
+    window = keys.maybe("sliding_window", high=MAX_TOKENS)
+    return (replace(own, reference=window is not None, span=window.value if window else 0),)
+
+
+def xlnet(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
+    """XLNet caches hidden states (mems), at most mem_len of them, and no K and V."""
+    width = keys.need("d_model", "hidden_size")
+    most = keys.maybe("mem_len", high=MAX_TOKENS)
+    return (_hidden(place, width, most.value if most else None),)
+
+
+def reformer(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
+    """Reformer caches hidden states, and in LSH layers an int64 bucket a token, head and hash."""
+    own = _hidden(place, keys.need("hidden_size"), None)
+    kinds = keys.words("attn_layers")
+    if kinds is None or place.index >= len(kinds[0]) or kinds[0][place.index] != "lsh":
+        return (own,)
+    heads, hashes = keys.need("num_attention_heads", high=MAX_HEADS), keys.need("num_hashes")
+    return (replace(own, fixed_bytes=8 * heads.value * hashes.value),)
+
+
+def _hidden(place: Place, width: Known, window: int | None) -> LayerCache:
+    return LayerCache(
+        layer=place.index,
+        kind="hidden",
+        kv_heads=1,
+        k_head_dim=width.value,
+        window=window,
+        replicated=True,
+        trace=(("k_head_dim", width.by),),
+    )
 
 
 def zamba(keys: Keys, place: Place) -> tuple[LayerCache, ...]:

@@ -100,7 +100,7 @@ FAMILIES: dict[str, Family] = {
            attention=att.mimo_v2),
     **_row("step3p5 step3p7", pattern=p.all_of(w.FULL), attention=att.step3p7),
     **_row("modernbert-decoder", pattern=p.every(3, key="global_attn_every_n_layers", first=True)),
-    **_row("unlimited_ocr_text", pattern=p.reference_window, attention=att.derived),
+    **_row("unlimited_ocr_text", pattern=p.reference_window, attention=dec.reference),
     **_row("dory", pattern=p.every(4), fix=fx.dory),
     # heads written elsewhere
     **_row("falcon", attention=att.falcon, lists=False),
@@ -177,8 +177,8 @@ FAMILIES: dict[str, Family] = {
            "rembert roberta roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xmod",
            attention=att.derived, cross=att.cross, encoder_only=True, lists=False),
     # understood to be something else
-    **_row("reformer", refused="it caches hash buckets and hidden states, not K and V"),
-    **_row("xlnet", refused="it caches hidden states (mems), not K and V"),
+    **_row("reformer", attention=dec.reformer, lists=False),
+    **_row("xlnet", attention=dec.xlnet, lists=False),
     **_row("pi0", refused="it is a robot policy around two models, each with its cache"),
     **_row("blt", refused="it runs four transformers over bytes and patches, each with its cache"),
     **_row("gemma4_assistant gemma4_unified_assistant muse_glimmer_assistant",

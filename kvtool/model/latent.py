@@ -176,6 +176,7 @@ def _pool(place: Place, kind: Kind, dim: Known, ratio: Known, *, overlap: bool) 
         kv_heads=1,
         k_head_dim=dim.value,
         stride=ratio.value,
+        overlap=overlap,
         replicated=True,
         states=(State(name="buffer", parts=((pending + kept, 1),), dtype="model"),),
         trace=(("k_head_dim", dim.by), ("stride", ratio.by)),

@@ -54,6 +54,7 @@ def read_model(
         max_context=context,
         max_context_stated=stated,
         encoder_tokens=encoder_tokens(part, layers),
+        rows_per_sequence=_codebooks(part),
         notes=notes,
         assumed=assume,
     )
@@ -155,6 +156,13 @@ def _has_cross(part: Part, family: Family) -> bool:
     given = [flag for flag in stated if isinstance(flag, bool)]
     composite = any(name in level for level in part.above for name in ("encoder", "text_encoder"))
     return any(given) or composite or (not given and part.keys.flag("is_encoder_decoder"))
+
+
+def _codebooks(part: Part) -> int:
+    """MusicGen decodes num_codebooks rows of input_ids for each sequence."""
+    if not part.keys.model_type.startswith("musicgen"):
+        return 1
+    return part.keys.need("num_codebooks").value
 
 
 def _per_layer_config(keys: Keys) -> dict[int, dict[str, Any]]:

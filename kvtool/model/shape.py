@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["full", "sliding", "chunked", "latent", "indexer", "compressed", "linear", "cross"]
+Kind = Literal[
+    "full", "sliding", "chunked", "latent", "indexer", "compressed", "linear", "cross", "hidden"
+]  # fmt: skip
 
 Trace = tuple[tuple[str, str], ...]
 """Which key or class default decided each number: (('kv_heads', 'num_key_value_heads = 8'), …)."""
@@ -52,10 +54,19 @@ class LayerCache:
     """Tokens that the model itself puts before the text."""
     stride: int = 1
     """Tokens per cached entry: 1, or the compression ratio of a compressed pool."""
+    overlap: bool = False
+    """A pool whose neighbouring windows overlap (DeepSeek-V4's CSA)."""
     query_heads: int = 0
     mha_k_dim: int = 0
     mha_v_dim: int = 0
     """Head sizes if every query head stored its own K and V (a latent's are the expanded ones)."""
+    expanded: bool = False
+    """True where transformers repeats K and V to every query head before it caches them."""
+    fixed_bytes: int = 0
+    """Bytes a token besides K and V, whatever the KV dtype (Reformer's bucket numbers)."""
+    reference: bool = False
+    """Unlimited-OCR: the prompt is kept whole, only generated tokens slide (over `span`)."""
+    span: int = 0
     replicated: bool = False
     """Whole on every tensor-parallel rank, as latents and indexer keys are."""
     states: tuple[State, ...] = ()
@@ -79,5 +90,7 @@ class ModelShape:
     max_context_stated: bool
     """True if the config itself states the maximum: longer contexts are then refused."""
     encoder_tokens: int | None
+    rows_per_sequence: int = 1
+    """Rows of input_ids that make one sequence: MusicGen's codebooks."""
     notes: tuple[str, ...] = ()
     assumed: str | None = None

@@ -178,11 +178,11 @@ def rg_lru(keys: Keys, place: Place) -> LayerCache:
 
 
 def rwkv(keys: Keys, place: Place) -> LayerCache:
-    """RWKV-4: five vectors, two of hidden_size and three of attention_hidden_size, in fp32."""
+    """RWKV-4: the last hidden state twice, in the model's dtype, and three fp32 vectors."""
     hidden = keys.need("hidden_size")
     inner = keys.maybe("attention_hidden_size") or hidden
-    elements = 2 * hidden.value + 3 * inner.value
-    return linear(place, (recurrent(keys, elements, 1),), hidden, inner)
+    shift = State(name="ssm", parts=((2 * hidden.value, 1),), dtype="model")
+    return linear(place, (shift, recurrent(keys, 3 * inner.value, 1)), hidden, inner)
 
 
 def xlstm(keys: Keys, place: Place) -> LayerCache:

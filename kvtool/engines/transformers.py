@@ -1,0 +1,215 @@
+"""The engine `transformers`: bytes of the cache objects that transformers 5.24 fills.
+
+Rules of transformers' cache_utils.py, each held to its own caches (tests/test_transformers.py):
+
+- dynamic: a window layer keeps min(tokens, window − 1), for the token that comes next completes the
+  window; a chunk is kept like a window; everything else keeps every token.
+- static: a full layer is allocated for the static length, a window layer for min(length, window).
+- a convolution keeps all its taps' columns, not one less; a recurrent state stays in fp32.
+- what single classes do otherwise is in the tables below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from kvtool.cache import CacheLayout, mha_token_bytes, state_bytes, token_bytes
+from kvtool.engines.result import KindBytes, Part, Sequence
+from kvtool.errors import KvtoolError
+from kvtool.model.shape import LayerCache, ModelShape, State
+
+UNCUT = {"gpt_neo"}
+"""Classes whose local layers keep every token: the window is only in the mask."""
+
+MORE_TOKENS = {"xlm": 1, "nllb-moe": 1, "moonshine": 1}
+"""generate() puts a token of its own into the cache: XLM's mask, the decoder's start."""
+
+FP32_CONVOLUTIONS = {"inkling_text", "inkling2_text", "inkling2_loop_text"}
+FP32_INDEXERS = {"dots3_note_text"}
+"""Modules that a class keeps in fp32 whatever the model's dtype."""
+
+NO_CACHE = {"openai-gpt": "its class takes no cache: every step runs the whole text again"}
+
+
+def size(
+    layout: CacheLayout, *, context: int, encoder: int, prompt: int | None, cache: str
+) -> Sequence:
+    """One sequence (one row of input_ids), whole model."""
+    check(layout)
+    held = as_held(layout)
+    found = list(_parts(held, context, encoder, context if prompt is None else prompt, cache))
+    entries = held.shape.layers
+    kinds = []
+    for index, entry in enumerate(entries):
+        own = sum(part.bytes for i, part in found if i == index)
+        state = sum(state_bytes(held, state) for state in entry.states if state.name != "buffer")
+        per_token = token_bytes(held, entry)
+        tokens = (own - state) // per_token if per_token else 0
+        kinds.append(KindBytes(entry=entry, tokens=tokens, bytes=own, state_bytes=state))
+    return Sequence(
+        kinds=tuple(kinds),
+        next_token_bytes=_next(held, context, encoder, prompt, cache) - sum(k.bytes for k in kinds),
+        state_bytes=sum(kind.state_bytes for kind in kinds),
+        cross_bytes=sum(k.bytes for k in kinds if k.entry.kind == "cross"),
+        rank_bytes=sum(kind.bytes for kind in kinds),
+        mha_bytes=sum(k.tokens * mha_token_bytes(held, k.entry) + k.state_bytes for k in kinds),
+        scale_bytes=0,
+        parts=tuple(part for _, part in found),
+    )
+
+
+def parts(
+    layout: CacheLayout,
+    *,
+    context: int,
+    encoder: int,
+    prompt: int | None = None,
+    cache: str = "dynamic",
+) -> tuple[Part, ...]:
+    """What each layer of the cache object holds for one row of input_ids, by kind."""
+    check(layout)
+    held = as_held(layout)
+    prompt = context if prompt is None else prompt
+    return tuple(part for _, part in _parts(held, context, encoder, prompt, cache))
+
+
+def check(layout: CacheLayout) -> None:
+    """Refuse what transformers' own cache cannot be asked for."""
+    kind = layout.shape.model_type
+    if kind in NO_CACHE:
+        raise KvtoolError(
+            f"{kind}: {NO_CACHE[kind]}", "use --engine ideal", code="no_cache_in_engine"
+        )
+    if layout.kv.k != layout.dtype or layout.kv.v != layout.dtype:
+        raise KvtoolError(
+            f"transformers caches K and V in the model's dtype, not in {layout.kv.name}",
+            "leave out --kv-dtype, or set --dtype",
+            code="not_in_engine",
+        )
+    if layout.tp > 1 or layout.pp > 1 or layout.block_size is not None:
+        raise KvtoolError(
+            "--engine transformers sizes one process without blocks",
+            "leave out --tp, --pp and --block-size, or use --engine ideal",
+            code="not_in_engine",
+        )
+
+
+def as_held(layout: CacheLayout) -> CacheLayout:
+    """The layout with what each class of transformers does its own way written into its entries."""
+    shape = layout.shape
+    return replace(
+        layout, shape=replace(shape, layers=tuple(_own_way(shape, e) for e in shape.layers))
+    )
+
+
+def _own_way(shape: ModelShape, entry: LayerCache) -> LayerCache:
+    states = tuple(_held_state(shape, state) for state in entry.states)
+    return replace(
+        entry,
+        states=states,
+        window=None if shape.model_type in UNCUT else entry.window,
+        kv_heads=entry.query_heads if entry.expanded else entry.kv_heads,
+        extra=entry.extra + (MORE_TOKENS.get(shape.model_type, 0) if entry.kind != "cross" else 0),
+    )
+
+
+def _held_state(shape: ModelShape, state: State) -> State:
+    wide = state.name == "ssm" and state.dtype != "model"
+    wide = wide or (state.name == "conv" and shape.model_type in FP32_CONVOLUTIONS)
+    return replace(state, columns=state.held, dtype="float32" if wide else state.dtype)
+
+
+def _next(layout: CacheLayout, context: int, encoder: int, prompt: int | None, cache: str) -> int:
+    """Bytes with one more token of output."""
+    prompt = context if prompt is None else prompt
+    return sum(part.bytes for _, part in _parts(layout, context + 1, encoder, prompt, cache))
+
+
+def _parts(
+    layout: CacheLayout, context: int, encoder: int, prompt: int, cache: str
+) -> Iterator[tuple[int, Part]]:
+    """(index of the entry, part) of every tensor, summed over tensors of one kind in a layer."""
+    for index, entry in enumerate(layout.shape.layers):
+        for kind, count in _bytes_of(layout, entry, context, encoder, prompt, cache):
+            if count:
+                rows = layout.shape.rows_per_sequence
+                yield index, Part(layer=entry.layer, kind=kind, bytes=count // rows)
+
+
+def _bytes_of(
+    layout: CacheLayout, entry: LayerCache, context: int, encoder: int, prompt: int, cache: str
+) -> Iterator[tuple[str, int]]:
+    k = entry.kv_heads * layout.kv.k.vector_bytes(entry.k_head_dim)
+    v = entry.kv_heads * layout.kv.v.vector_bytes(entry.v_head_dim)
+    tokens = held_tokens(entry, context, encoder, cache)
+    for state in entry.states:
+        if state.name != "buffer":
+            yield state.name, state_bytes(layout, state)
+    if entry.kind == "linear":
+        return
+    if entry.stride > 1:
+        yield "other", _pool(layout, entry, context)
+    elif entry.kind == "hidden":
+        yield "other", tokens * token_bytes(layout, entry)
+    elif entry.kind == "indexer":
+        wide = layout.shape.model_type in FP32_INDEXERS
+        yield "indexer", tokens * (4 * entry.k_head_dim if wide else k)
+    elif entry.reference:
+        yield from _reference(entry, context, prompt, cache, k, v)
+    else:
+        side = "cross" if entry.kind == "cross" else "self"
+        yield f"{side}_k", tokens * k
+        yield f"{side}_v", tokens * v
+
+
+def held_tokens(entry: LayerCache, context: int, encoder: int, cache: str) -> int:
+    """Tokens of a layer in the cache object."""
+    if entry.kind == "cross":
+        return encoder
+    tokens = context + entry.extra
+    if entry.window is None:
+        return tokens
+    if entry.kind == "hidden" or cache == "static":
+        return min(tokens, entry.window)
+    return min(tokens, entry.window - 1)
+
+
+def _pool(layout: CacheLayout, entry: LayerCache, context: int) -> int:
+    """DeepSeek-V4: entries so far, values and gates of pending tokens, and CSA's overlap."""
+    vector = layout.kv.k.vector_bytes(entry.k_head_dim)
+    series = 2 if entry.overlap else 1
+    kept = entry.overlap and context >= entry.stride
+    overlap = 2 * entry.stride * vector if kept else 0
+    pending = 2 * (context % entry.stride) * series * vector
+    return context // entry.stride * vector + pending + overlap
+
+
+def _reference(
+    entry: LayerCache, context: int, prompt: int, cache: str, k: int, v: int
+) -> Iterator[tuple[str, int]]:
+    """Unlimited-OCR: the prompt apart from the window of what was generated.
+
+    Its static cache keeps one buffer and two views of it, and all three are attributes.
+    """
+    if cache == "static":
+        window = min(entry.span, context)
+        yield "self_k", window * k
+        yield "self_v", window * v
+        yield "other", (2 * context - window) * (k + v)
+        return
+    generated = min(max(context - prompt, 0), entry.span - 1)
+    yield "self_k", generated * k
+    yield "self_v", generated * v
+    yield "other", min(prompt, context) * (k + v)
+
+
+FIELDS = ("self_k", "self_v", "cross_k", "cross_v", "conv", "ssm", "indexer", "other")
+
+
+def fields(sequence: Sequence, batch: int) -> dict[str, int]:
+    """The row's bytes by kind of tensor; they add to total_bytes."""
+    return {
+        f"{name}_bytes": batch * sum(p.bytes for p in sequence.parts if p.kind == name)
+        for name in FIELDS
+    }
