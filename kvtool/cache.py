@@ -28,9 +28,14 @@ class CacheLayout:
 def token_bytes(layout: CacheLayout, entry: LayerCache, *, tp: int = 1) -> int:
     """Bytes of one cached token of one layer on one of `tp` ranks (K and V, scales included)."""
     heads = shard(entry.kv_heads, tp) if not entry.replicated else entry.kv_heads
-    return entry.fixed_bytes + heads * (
+    return heads * (
         layout.kv.k.vector_bytes(entry.k_head_dim) + layout.kv.v.vector_bytes(entry.v_head_dim)
     )
+
+
+def fixed_bytes(entry: LayerCache, tokens: int) -> int:
+    """What a layer keeps besides K and V, in no KV dtype."""
+    return entry.fixed_bytes * tokens if tokens > entry.fixed_above else 0
 
 
 def token_scale_bytes(layout: CacheLayout, entry: LayerCache) -> int:
@@ -41,9 +46,9 @@ def token_scale_bytes(layout: CacheLayout, entry: LayerCache) -> int:
 
 
 def mha_token_bytes(layout: CacheLayout, entry: LayerCache) -> int:
-    """The same if every query head had its own K and V; an indexer has none to expand."""
+    """The same if every query head had its own K and V; an indexer would have no reason to be."""
     if not entry.query_heads:
-        return token_bytes(layout, entry)
+        return 0 if entry.kind == "indexer" else token_bytes(layout, entry)
     return entry.query_heads * (
         layout.kv.k.vector_bytes(entry.mha_k_dim) + layout.kv.v.vector_bytes(entry.mha_v_dim)
     )
@@ -77,7 +82,7 @@ def check_parallel(shape: ModelShape, tp: int, pp: int) -> None:
         pieces = [("query heads", entry.query_heads)] if entry.query_heads else []
         if not entry.replicated and entry.kv_heads:
             pieces.append(("KV heads", entry.kv_heads))
-        pieces += [("state pieces", part[1]) for state in entry.states for part in state.parts]
+        pieces += [("state heads", part[1]) for state in entry.states for part in state.parts]
         for what, count in pieces:
             uneven = count % tp if count >= tp or what == "query heads" else tp % count
             if uneven and count > 1:
@@ -87,10 +92,10 @@ def check_parallel(shape: ModelShape, tp: int, pp: int) -> None:
                     + ", ".join(str(n) for n in (1, 2, 4, 8, 16) if not count % n),
                     code="tp_does_not_divide",
                 )
-    if pp > shape.num_layers:
+    if pp > shape.num_modules:
         raise KvtoolError(
-            f"--pp {pp} is more than the {shape.num_layers} layers of {shape.model_type}",
-            f"choose a pp of at most {shape.num_layers}",
+            f"--pp {pp} is more than the {shape.num_modules} layers of {shape.model_type}",
+            f"choose a pp of at most {shape.num_modules}",
             code="pp_too_large",
         )
 

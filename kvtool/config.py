@@ -60,7 +60,20 @@ def load_config(
 
 
 def read_json(data: str | bytes, where: str) -> dict[str, Any]:
-    """The JSON object in a text that strangers wrote; the last of two equal keys counts.
+    """The JSON object in a text that strangers wrote."""
+    config = read_json_value(data, where)
+    if not isinstance(config, dict):
+        kind = _KINDS.get(type(config), "a number")
+        raise KvtoolError(
+            f"{where} holds {kind}, not a JSON object",
+            "a config.json starts with { and names the model_type",
+            code="not_object",
+        )
+    return config
+
+
+def read_json_value(data: str | bytes, where: str) -> Any:
+    """Any JSON that strangers wrote; the last of two equal keys counts.
 
     NaN and Infinity pass, for Mamba-2 configs hold them (time_step_limit); where a size is read,
     the reader of the model refuses them.
@@ -84,13 +97,6 @@ def read_json(data: str | bytes, where: str) -> dict[str, Any]:
     except ValueError as error:
         # json.loads has no other reason left: int() refuses more than 4300 digits.
         raise _not_json(where, "it holds a number of thousands of digits") from error
-    if not isinstance(config, dict):
-        kind = _KINDS.get(type(config), "a number")
-        raise KvtoolError(
-            f"{where} holds {kind}, not a JSON object",
-            "a config.json starts with { and names the model_type",
-            code="not_object",
-        )
     return config
 
 
@@ -183,6 +189,11 @@ def _from_file(path: Path, *, name: str, source: str) -> LoadedConfig:
 
 
 def _read_file(path: Path) -> dict[str, Any]:
+    return read_json(read_bounded(path), str(path))
+
+
+def read_bounded(path: Path) -> bytes:
+    """The bytes of a regular file, at most one more than is allowed."""
     try:
         # A FIFO would wait for its writer, and /dev/zero never ends.
         if not stat.S_ISREG(path.stat().st_mode):
@@ -193,7 +204,7 @@ def _read_file(path: Path) -> dict[str, Any]:
                 code="unreadable",
             )
         with path.open("rb") as file:
-            return read_json(file.read(MAX_BYTES + 1), str(path))
+            return file.read(MAX_BYTES + 1)
     except OSError as error:
         raise _unreadable(path, error) from error
 

@@ -38,3 +38,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     by_lower = {candidate.lower(): candidate for candidate in known}
     near = difflib.get_close_matches(name.lower(), list(by_lower), n=3, cutoff=0.6)
     return f" Did you mean {' or '.join(by_lower[match] for match in near)}?" if near else ""
+
+
+def missing_matplotlib() -> KvtoolError:
+    """The error of a picture without the extra that draws it."""
+    return KvtoolError(
+        "pictures need matplotlib, which is not installed",
+        "pip install 'kvtool[plot]'",
+        code="missing_extra",
+    )

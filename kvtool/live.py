@@ -8,21 +8,18 @@ the class is looked up by model_type among transformers' own.
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from kvtool.errors import KvtoolError
 
-AUTO_CLASSES = (
-    "MODEL_FOR_CAUSAL_LM_MAPPING",
-    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING",
-    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING",
-    "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING",
-    "MODEL_FOR_MULTIMODAL_LM_MAPPING",
-    "MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING",
-)
-"""Where transformers lists a model type's generating class, in the order tried."""
+DECODERS = ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM", "TEXT_TO_WAVEFORM")
+ENCODER_DECODERS = ("SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ")
+"""MODEL_FOR_…_MAPPING: where transformers lists the classes that generate, in the order tried."""
 
 CACHE_NAMES = ("cache", "past_key_values", "past_buckets_states", "state", "mems")
 """What models call the cache they return; `past_key_values` before transformers 5.20."""
@@ -33,14 +30,21 @@ KINDS = {
     "conv_states": "conv",
     "recurrent_states": "ssm",
     "linear_cache": "ssm",
+    "rnn_state": "ssm",
     "state": "ssm",
     "indexer_keys": "indexer",
     "idx_keys": "indexer",
 }
 """An attribute of a cache or of one of its layers → the kind of what it holds; `other` if absent."""
 
-BOOKKEEPING = {"cumulative_length", "_sliding_window_tensor", "indexer_position_ids"}
+BOOKKEEPING = {
+    "cumulative_length", "indexer_cumulative_length", "_sliding_window_tensor",
+    "indexer_position_ids",
+}  # fmt: skip
 """Counters and positions, not cached values."""
+
+UNASKED = {"switch_transformers"}
+"""Caches by itself, and refuses `use_cache` on behalf of its encoder."""
 
 ALL_LAYERS = -1
 """The layer of a tensor that holds the states of every layer."""
@@ -84,20 +88,41 @@ def model_class(config: Any) -> Any:
     """The class that generates with this config; KeyError if transformers has none.
 
     A composite config may also be listed with the class of its text part, which wants the text
-    part's config: the class made for this config comes first.
+    part's config: the class made for this config comes first. A part of a composite may have no
+    class that generates; its bare model fills a cache as well.
     """
     from transformers.models.auto import modeling_auto
 
+    crossing = getattr(config, "is_encoder_decoder", False)
+    order = ENCODER_DECODERS + DECODERS if crossing else DECODERS + ENCODER_DECODERS
     found = []
-    for name in AUTO_CLASSES:
+    for name in (*(f"MODEL_FOR_{task}_MAPPING" for task in order), "MODEL_MAPPING"):
         mapping = getattr(modeling_auto, name, {})
         if type(config) in mapping:
             one = mapping[type(config)]
             found += one if isinstance(one, tuple) else [one]
     own = [cls for cls in found if cls.config_class in (None, type(config))]
+    found = own or found or _unlisted(config)
     if not found:
         raise KeyError(type(config).__name__)
-    return (own or found)[0]
+    return found[0]
+
+
+def _unlisted(config: Any) -> list[Any]:
+    """Model classes beside the config class that no auto class lists, those that generate first."""
+    place = type(config).__module__.replace(".configuration_", ".modeling_")
+    try:
+        module = importlib.import_module(place)
+    except ImportError:
+        return []
+    models = [
+        cls
+        for cls in vars(module).values()
+        if inspect.isclass(cls)
+        and getattr(cls, "config_class", None) is type(config)
+        and not cls.__name__.endswith(("PreTrainedModel", "Classification"))
+    ]
+    return sorted(models, key=lambda cls: not cls.can_generate())
 
 
 def build(config: Any, *, device: str = "cpu", dtype: str = "float32", cls: Any = None) -> Any:
@@ -111,18 +136,50 @@ def build(config: Any, *, device: str = "cpu", dtype: str = "float32", cls: Any 
 def call(model: Any, inputs: Mapping[str, Any]) -> Any:
     """One forward pass that fills a cache; the model's output, which has it."""
     torch, _ = load_libraries()
-    # Some stacks refuse the argument for their encoder; where the config says so, it is not needed.
-    said = {} if getattr(model.config, "use_cache", False) is True else {"use_cache": True}
+    asked = {} if model.config.model_type in UNASKED else {"use_cache": True}
     with torch.no_grad():
-        return model(**inputs, **said)
+        return model(**inputs, **asked)
+
+
+def fill(model: Any, inputs: Mapping[str, Any]) -> tuple[str, Any, Any]:
+    """(name, cache, output) of one forward pass.
+
+    Where the class makes no cache by itself, it is given the one that generate() would give it.
+    """
+    output = call(model, inputs)
+    name, cache = cache_of(output)
+    taken = inspect.signature(model.forward).parameters
+    given = next((name for name in CACHE_NAMES[:2] if name in taken), None)
+    if cache is None and given is not None:
+        from transformers import DynamicCache
+
+        name, cache = given, DynamicCache(config=model.config)
+        output = call(model, {**inputs, name: cache})
+    return name, cache, output
+
+
+def static_cache(model: Any, length: int) -> Any:
+    """A static cache as generate() makes it; of the encoder, as many tokens as there are."""
+    from transformers import DynamicCache, EncoderDecoderCache, StaticCache
+
+    cache = StaticCache(config=model.config, max_cache_len=length)
+    if model.config.is_encoder_decoder:
+        return EncoderDecoderCache(cache, DynamicCache())
+    return cache
 
 
 def cache_of(output: Any) -> tuple[str, Any]:
-    """The cache in a model's output and the name it goes by; None if there is none."""
+    """The cache in a model's output and the name it goes by; None if there is none.
+
+    A composite may put its language model's whole output into its own (blip-2).
+    """
     for name in CACHE_NAMES:
         found = getattr(output, name, None)
         if found is not None:
             return name, found
+    for value in output.values() if isinstance(output, Mapping) else ():
+        if isinstance(value, Mapping) and cache_of(value)[1] is not None:
+            return cache_of(value)
     return CACHE_NAMES[0], None
 
 
@@ -180,10 +237,11 @@ def _layers(cache: Any) -> Iterator[Found]:
 
 
 def _lists(cache: Any, *, skip: str) -> Iterator[Found]:
-    """Lists beside or instead of the layers, an item a layer (MiniMaxCache, ReformerDynamicCache)."""
+    """Lists and dicts beside or instead of the layers, an item a layer (MiniMaxCache, xLSTMCache)."""
     for name, value in vars(cache).items():
-        if name != skip and isinstance(value, list | tuple):
-            for index, item in enumerate(value):
+        if name != skip and isinstance(value, list | tuple | dict):
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            for index, item in items:
                 for path, tensor in _tensors(item, f"{name}[{index}]"):
                     yield index, KINDS.get(name, "other"), path, tensor
 
@@ -205,3 +263,31 @@ def _tensors(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             yield from _tensors(item, f"{path}[{index}]")
+
+
+@contextmanager
+def unweighted() -> Iterator[None]:
+    """Run on the meta device: a question about values, which are not there, is answered yes.
+
+    Whether every expert is used, whether a mask is full: the shapes of the cache do not depend on
+    it, and with `yes` no input is thought to be padded or packed.
+    """
+    torch, _ = load_libraries()
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    aten = torch.ops.aten
+
+    class Answers(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            asked = args[0] if args else None
+            if getattr(asked, "is_meta", False):
+                if func is aten._local_scalar_dense.default:
+                    return torch.ones((), dtype=asked.dtype, device="cpu").item()
+                if func is aten.nonzero.default:
+                    return torch.empty((asked.numel(), asked.dim()), dtype=torch.int64, device="meta")
+            return func(*args, **(kwargs or {}))
+
+    with Answers():
+        yield

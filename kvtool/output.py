@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from kvtool import render
-from kvtool.errors import KvtoolError, did_you_mean, usage_error
+from kvtool.errors import KvtoolError, did_you_mean, missing_matplotlib, usage_error
 from kvtool.run import Run
 
 if TYPE_CHECKING:
@@ -177,15 +177,6 @@ def check_file(path: Path) -> None:
         raise _write_error(str(path), OSError(errno.EACCES, ""))
     if format in PICTURES.values() and importlib.util.find_spec("matplotlib") is None:
         raise missing_matplotlib()
-
-
-def missing_matplotlib() -> KvtoolError:
-    """The error of a picture without the extra that draws it."""
-    return KvtoolError(
-        "pictures need matplotlib, which is not installed",
-        "pip install 'kvtool[plot]'",
-        code="missing_extra",
-    )
 
 
 def write_file(path: Path, content: bytes) -> None:

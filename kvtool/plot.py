@@ -7,7 +7,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from kvtool.output import missing_matplotlib
+from kvtool.errors import missing_matplotlib
 from kvtool.units import KIB, format_bytes
 from kvtool.view import Chart
 

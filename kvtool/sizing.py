@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any
 
-from kvtool.cache import CacheLayout, check_parallel, element_bytes
+from kvtool.cache import CacheLayout, check_parallel
 from kvtool.dtypes import DTYPES, Dtype, parse_kv_dtype
 from kvtool.engines import ENGINES
-from kvtool.engines.result import KindBytes, Sequence
+from kvtool.engines.vllm import LayerSpec
 from kvtool.errors import KvtoolError
-from kvtool.model.shape import LayerCache, ModelShape, State
+from kvtool.model.shape import ModelShape
+from kvtool.reserve_row import VllmOptions, reserve_row, specs_row
 from kvtool.run import Row
+from kvtool.size_row import Case, Subject, size_row
 
 DEFAULT_CONTEXT = 8192
+EMPTY = ModelShape(
+    model_type="layer-specs",
+    num_layers=1,
+    num_modules=1,
+    layers_by="--layer-specs",
+    layers=(),
+    query_heads=0,
+    dtype=None,
+    kv_dtype=None,
+    max_context=None,
+    max_context_stated=False,
+    encoder_tokens=None,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
     """What is asked of each model. Lists are run as a product, in the order given."""
 
-    engine: str = "ideal"
+    engines: tuple[str, ...] = ("ideal",)
     contexts: tuple[int, ...] = ()
     """Empty: 1 token, 8k if the model goes that far, and its maximum."""
     batches: tuple[int, ...] = (1,)
@@ -34,15 +48,19 @@ class Query:
     encoder_tokens: int | None = None
     allow_long: bool = False
     per_layer: bool = False
+    cache: str = "dynamic"
+    """Which cache object of transformers: dynamic or static."""
+    prompt: int | None = None
+    """Tokens of the context that were the prompt; None: all of them."""
+    dcp: int = 1
+    """Decode context parallelism: ranks that share a sequence's tokens."""
+    dp: int = 1
+    """Data-parallel attention: ranks that share the sequences."""
+    vllm: VllmOptions = field(default_factory=VllmOptions)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """A model as the user named it."""
-
-    name: str
-    source: str
-    shape: ModelShape
+CANNOT = ("not_in_engine", "no_cache_in_engine", "engine_not_understood")
+"""Codes of what one engine cannot do: beside other engines that is a note, not a failure."""
 
 
 def default_contexts(shape: ModelShape) -> tuple[int, ...]:
@@ -70,12 +88,17 @@ def size_rows(subject: Subject, query: Query) -> tuple[list[Row], list[str]]:
     for context in contexts:
         notes.append(check_context(shape, context, allow_long=query.allow_long))
     rows = []
-    for context, batch, layout in _cases(shape, query, dtype, contexts):
-        encoder, note = encoder_length(shape, query.encoder_tokens, context)
+    for case in _cases(shape, query, dtype, contexts):
+        encoder, note = encoder_length(shape, query.encoder_tokens, case.context)
         notes.append(note)
-        sequence = ENGINES[query.engine](layout, context=context, encoder=encoder)
-        rows.append(_row(subject, query, layout, sequence, context, batch, encoder))
-    if shape.kv_dtype and "auto" in query.kv_dtypes:
+        try:
+            rows.append(_row(subject, query, replace(case, encoder=encoder)))
+        except KvtoolError as error:
+            if len(query.engines) == 1 or error.code not in CANNOT:
+                raise
+            notes.append(f"no row for {case.engine}: {error.message}")
+    asked = {part.strip().lower() for text in query.kv_dtypes for part in text.split("/")}
+    if shape.kv_dtype and "auto" in asked:
         notes.append(f"the checkpoint quantises its KV cache: auto is {shape.kv_dtype}")
     notes += _parallel_notes(shape, query.tps)
     if shape.assumed:
@@ -83,6 +106,35 @@ def size_rows(subject: Subject, query: Query) -> tuple[list[Row], list[str]]:
             "sized as plain full attention because of --assume full, not by its own layout"
         )
     return rows, [f"{subject.name}: {note}" for note in dict.fromkeys(notes) if note]
+
+
+def specs_rows(name: str, specs: tuple[LayerSpec, ...], query: Query) -> list[Row]:
+    """The pool of a mix of layer specs, a row for each length."""
+    dtype = query.dtype or DTYPES["bf16"]
+    rows = []
+    for context, batch in product(query.contexts or (DEFAULT_CONTEXT,), query.batches):
+        layout = CacheLayout(
+            shape=EMPTY, dtype=dtype, kv=parse_kv_dtype("auto", auto=dtype), pp=query.pps[0]
+        )
+        case = Case(
+            engine="vllm", context=context, encoder=0, batch=batch, layout=layout, dcp=query.dcp
+        )
+        rows.append(specs_row(name, specs, case, query.vllm))
+    return rows
+
+
+def _row(subject: Subject, query: Query, case: Case) -> Row:
+    if case.engine == "vllm":
+        return reserve_row(subject, case, query.vllm)
+    sequence = ENGINES[case.engine](
+        case.layout,
+        context=case.context,
+        encoder=case.encoder,
+        prompt=case.prompt,
+        cache=case.cache,
+        dcp=case.dcp,
+    )
+    return size_row(subject, case, sequence, per_layer=query.per_layer)
 
 
 def _parallel_notes(shape: ModelShape, tps: tuple[int, ...]) -> list[str]:
@@ -98,18 +150,32 @@ def _parallel_notes(shape: ModelShape, tps: tuple[int, ...]) -> list[str]:
 
 def _cases(
     shape: ModelShape, query: Query, dtype: Dtype, contexts: tuple[int, ...]
-) -> Iterator[tuple[int, int, CacheLayout]]:
+) -> Iterator[Case]:
     auto = DTYPES[shape.kv_dtype] if shape.kv_dtype else dtype
-    kvs = [parse_kv_dtype(text, auto=auto) for text in query.kv_dtypes]
     for tp, pp in product(query.tps, query.pps):
         check_parallel(shape, tp, pp)
-    for context, batch, kv, tp, pp, block_size in product(
-        contexts, query.batches, kvs, query.tps, query.pps, query.block_sizes
+    for context, batch, text, tp, pp, block_size, engine in product(
+        contexts,
+        query.batches,
+        query.kv_dtypes,
+        query.tps,
+        query.pps,
+        query.block_sizes,
+        query.engines,
     ):
-        yield (
-            context,
-            batch,
-            CacheLayout(shape=shape, dtype=dtype, kv=kv, tp=tp, pp=pp, block_size=block_size),
+        kv = parse_kv_dtype(text, auto=auto if engine != "transformers" else dtype)
+        yield Case(
+            engine=engine,
+            context=context,
+            encoder=0,
+            batch=batch,
+            layout=CacheLayout(
+                shape=shape, dtype=dtype, kv=kv, tp=tp, pp=pp, block_size=block_size
+            ),
+            cache=query.cache,
+            prompt=query.prompt,
+            dcp=query.dcp,
+            dp=query.dp,
         )
 
 
@@ -138,150 +204,3 @@ def encoder_length(shape: ModelShape, given: int | None, context: int) -> tuple[
             f"{shape.encoder_tokens:,} encoder tokens, as the config fixes them (--encoder-tokens)"
         )
     return context, "as many encoder tokens as decoder tokens are assumed (--encoder-tokens)"
-
-
-def _row(
-    subject: Subject,
-    query: Query,
-    layout: CacheLayout,
-    sequence: Sequence,
-    context: int,
-    batch: int,
-    encoder: int,
-) -> Row:
-    shape = subject.shape
-    row: Row = {
-        "model": subject.name,
-        "model_type": shape.model_type,
-        "source": subject.source,
-        "engine": query.engine,
-        "context_tokens": context,
-        "encoder_tokens": encoder,
-        "batch": batch,
-        "dtype": layout.dtype.name,
-        "kv_dtype": layout.kv.name,
-        "tp": layout.tp,
-        "pp": layout.pp,
-        "block_size": layout.block_size,
-        "max_context": shape.max_context,
-        "bytes_per_token": sequence.next_token_bytes,
-        "sequence_bytes": sequence.bytes,
-        "state_bytes": sequence.state_bytes,
-        "cross_bytes": sequence.cross_bytes,
-        "scale_bytes": batch * sequence.scale_bytes,
-        "total_bytes": batch * sequence.bytes,
-        "per_gpu_bytes": batch * sequence.rank_bytes,
-        "mha_bytes": batch * sequence.mha_bytes,
-        "gqa_ratio": gqa_ratio(shape),
-        "plain_bytes": batch * plain_bytes(layout, context),
-        "layers": shape.num_layers,
-        "kinds": [_kind(layout, group, batch) for group in _groups(sequence)],
-    }
-    if shape.assumed:
-        row["assume"] = shape.assumed
-    if query.per_layer:
-        row["per_layer"] = [_layer(kind, batch) for kind in sequence.kinds]
-    return row
-
-
-def gqa_ratio(shape: ModelShape) -> float | None:
-    """Query heads for each KV head, over the layers with attention; None without any."""
-    pairs = [(e.query_heads, e.kv_heads) for e in shape.layers if e.query_heads]
-    return sum(q for q, _ in pairs) / sum(kv for _, kv in pairs) if pairs else None
-
-
-def plain_bytes(layout: CacheLayout, context: int) -> int:
-    """2 · layers · KV heads · head size · tokens · bytes, taken literally, as a reader would."""
-    heads = [e for e in layout.shape.layers if e.query_heads and e.kind != "cross"]
-    if not heads:
-        return 0
-    first = next((e for e in heads if e.kind == "full"), heads[0])
-    count = first.query_heads if first.replicated else first.kv_heads
-    widths = layout.kv.k.vector_bytes(first.mha_k_dim) + layout.kv.v.vector_bytes(first.mha_v_dim)
-    return layout.shape.num_layers * count * widths * context
-
-
-def _groups(sequence: Sequence) -> list[list[KindBytes]]:
-    """Entries that differ only in their layer, in order of first appearance."""
-    groups: dict[Any, list[KindBytes]] = {}
-    for kind in sequence.kinds:
-        e = kind.entry
-        key = (
-            e.kind,
-            e.kv_heads,
-            e.k_head_dim,
-            e.v_head_dim,
-            e.window,
-            e.stride,
-            e.states,
-            e.trace,
-        )
-        groups.setdefault(key, []).append(kind)
-    return list(groups.values())
-
-
-def _kind(layout: CacheLayout, group: list[KindBytes], batch: int) -> dict[str, Any]:
-    entry = group[0].entry
-    return {
-        "kind": entry.kind,
-        "layers": len(group),
-        "kv_heads": entry.kv_heads,
-        "k_head_dim": entry.k_head_dim,
-        "v_head_dim": entry.v_head_dim,
-        "window": entry.window,
-        "stride": entry.stride,
-        "tokens": group[0].tokens,
-        "bytes": batch * sum(kind.bytes for kind in group),
-        "state_bytes": batch * sum(kind.state_bytes for kind in group),
-        "formula": formula(layout, group, batch),
-        "decided_by": {"layers": layout.shape.layers_by, **dict(entry.trace)},
-    }
-
-
-def _layer(kind: KindBytes, batch: int) -> dict[str, Any]:
-    entry = kind.entry
-    return {
-        "layer": entry.layer,
-        "kind": entry.kind,
-        "kv_heads": entry.kv_heads,
-        "k_head_dim": entry.k_head_dim,
-        "v_head_dim": entry.v_head_dim,
-        "window": entry.window,
-        "tokens": kind.tokens,
-        "bytes": batch * kind.bytes,
-    }
-
-
-def formula(layout: CacheLayout, group: list[KindBytes], batch: int) -> str:
-    """The group's bytes written out: factors that multiply to `bytes`."""
-    entry, tokens, layers = group[0].entry, group[0].tokens, len(group)
-    terms = []
-    if entry.kind != "linear":
-        terms.append(_token_terms(layout, entry) + f" × {tokens:,} tokens")
-    terms += [_state_term(layout, state) for state in entry.states]
-    inner = terms[0] if len(terms) == 1 else "(" + " + ".join(terms) + ")"
-    sequences = f" × {batch:,} sequences" if batch > 1 else ""
-    return f"{layers} layers × {inner}{sequences}"
-
-
-def _token_terms(layout: CacheLayout, entry: LayerCache) -> str:
-    k, v = layout.kv.k, layout.kv.v
-    same = k == v and not k.scale_bytes
-    heads = "" if entry.replicated else f"{entry.kv_heads} KV heads × "
-    if same and entry.k_head_dim == entry.v_head_dim:
-        return f"2 × {heads}{entry.k_head_dim} × {k.bits // 8} bytes"
-    if same and entry.v_head_dim:
-        return f"{heads}({entry.k_head_dim} + {entry.v_head_dim}) × {k.bits // 8} bytes"
-    if same:
-        return f"{heads}{entry.k_head_dim} × {k.bits // 8} bytes"
-    parts = [f"{k.vector_bytes(entry.k_head_dim)} bytes of K"]
-    if entry.v_head_dim:
-        parts.append(f"{v.vector_bytes(entry.v_head_dim)} bytes of V")
-    return f"{heads}({' + '.join(parts)})"
-
-
-def _state_term(layout: CacheLayout, state: State) -> str:
-    width = element_bytes(layout, state)
-    if state.name == "conv":
-        return f"{state.elements:,} channels × {state.columns} columns × {width} bytes"
-    return f"{state.elements:,} state elements × {width} bytes"

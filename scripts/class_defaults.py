@@ -17,6 +17,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from kvtool.model.nested import NESTED
+
 TABLE = Path(__file__).resolve().parents[1] / "presets" / "class_defaults.json"
 
 # What kvtool/model reads. A key read there and missing here is caught by the golden sizes.
@@ -50,7 +52,7 @@ attention_hidden_size cca_time0 cca_time1 ple_layer_ids ple_conv_kernel_size ple
 ngram_size hc_count max_position_embeddings n_positions n_ctx max_seq_len max_target_positions
 max_source_positions max_sequence_length hybrid_override_pattern compress_ratios
 num_experts_per_tok qk_dim_factor v_dim_factor inference_state_dtype dim_head prompt_length num_codebooks
-mem_len attn_layers num_hashes
+lsh_attn_chunk_length mem_len attn_layers num_hashes
 max_encoder_position_embeddings is_decoder is_encoder_decoder add_cross_attention attn_config
 """
 KEYS = frozenset(NAMES.split())
@@ -131,7 +133,18 @@ def build() -> dict[str, Any]:
         for field in dataclasses.fields(DbrxAttentionConfig)
         if field.name == "kv_n_heads"
     }
+    for name in generates:
+        mark_language_parts(types, name)
     return {"transformers": transformers.__version__, "types": types}
+
+
+def mark_language_parts(types: dict[str, Any], name: str) -> None:
+    """A nested language model generates if its parent does."""
+    for key, nested in types.get(name, {}).get("nested", {}).items():
+        inner = nested["model_type"]
+        if key in NESTED and inner in types and not types[inner].get("generates"):
+            types[inner]["generates"] = True
+            mark_language_parts(types, inner)
 
 
 def written(table: dict[str, Any]) -> str:

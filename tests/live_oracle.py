@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import json
 import warnings
@@ -59,13 +60,11 @@ def tiny(cls: Any) -> dict[str, Any]:
             out[key] = value
     for key, spec in cls.sub_configs_defaults.items():
         own = spec.config_class
-        if not spec.model_type and not own:
-            out[key] = {k: SMALL.get(k, v) for k, v in spec.init_kwargs.items()}
-            continue
-        if not (inspect.isclass(own) and dataclasses.is_dataclass(own) and own.model_type):
-            own = live.config_class(spec.model_type)
+        if not (inspect.isclass(own) and dataclasses.is_dataclass(own)):
+            own = live.config_class(spec.model_type) if spec.model_type else None
         plain = {k: v for k, v in spec.init_kwargs.items() if not isinstance(v, dict | list)}
-        out[key] = {**plain, **tiny(own), "model_type": spec.model_type}
+        named = {"model_type": spec.model_type} if spec.model_type else {}
+        out[key] = {**plain, **(tiny(own) if own else {}), **named}
     return out
 
 
@@ -101,27 +100,46 @@ def try_type(model_type: str, *, dtype: str = "float32", static: int = 0) -> Tri
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        cls = getattr(__import__("transformers"), setting.cls) if setting.cls else None
+        cls = _class(setting.cls) if setting.cls else None
         built = getattr(config, setting.part) if setting.part else config
         model = live.build(built, dtype=dtype, cls=cls)
         samples = tuple(_run(model, setting, getattr(torch, dtype), static))
     return Trial(forms=forms, dtype=dtype, samples=samples)
 
 
+def _class(name: str) -> Any:
+    """A class of transformers, by its name or by its module and name."""
+    module, _, own = f"transformers.{name}".rpartition(".")
+    return getattr(importlib.import_module(module), own)
+
+
 def _run(model: Any, setting: Setting, dtype: Any, static: int) -> Iterator[Sample]:
     inputs = _inputs(model, setting, dtype)
+    if setting.generate:
+        yield _generated(model, setting, inputs)
+        return
     text = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
-    given = _static(model, static) if static else {}
-    output = live.call(model, {**inputs, **given})
-    name, cache = live.cache_of(output)
-    yield _sample(name, cache, static or PROMPT)
+    given = {"cache": live.static_cache(model, static)} if static else {}
+    name, cache, output = live.fill(model, {**inputs, **given})
+    yield _sample(name, cache, static or PROMPT, setting.rows)
     if static or not setting.steps:
         return
     more = _encoded(output) if text == "decoder_input_ids" else {}
     for _ in range(setting.steps):
         again = live.call(model, {text: _ids(1, setting), name: cache, **more})
         cache = live.cache_of(again)[1] or cache
-    yield _sample(name, cache, PROMPT + setting.steps)
+    yield _sample(name, cache, PROMPT + setting.steps, setting.rows)
+
+
+def _generated(model: Any, setting: Setting, inputs: dict[str, Any]) -> Sample:
+    """The cache that generate() leaves: of the last token it holds nothing yet."""
+    new = setting.steps + 1
+    output = model.generate(
+        **inputs, max_new_tokens=new, min_new_tokens=new, do_sample=False, use_cache=True,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    name, cache = live.cache_of(output)
+    return _sample(name, cache, PROMPT + setting.steps + setting.shift)
 
 
 def _inputs(model: Any, setting: Setting, dtype: Any) -> dict[str, Any]:
@@ -131,7 +149,7 @@ def _inputs(model: Any, setting: Setting, dtype: Any) -> dict[str, Any]:
     token, count = setting.image
     ids[:, :count] = token
     inputs = {"input_ids": ids}
-    if model.config.is_encoder_decoder:
+    if model.config.is_encoder_decoder and "decoder_input_ids" not in setting.drop:
         inputs = {"input_ids": _ids(ENCODER, Setting()), "decoder_input_ids": ids}
     for name, shape in setting.inputs.items():
         made = torch.rand(BATCH, *shape).to(dtype)
@@ -156,17 +174,11 @@ def _encoded(output: Any) -> dict[str, Any]:
     return {} if state is None else {"encoder_outputs": Encoded(last_hidden_state=state)}
 
 
-def _static(model: Any, length: int) -> dict[str, Any]:
-    from transformers import StaticCache
-
-    return {"cache": StaticCache(config=model.config, max_cache_len=length)}
-
-
-def _sample(name: str, cache: Any, context: int) -> Sample:
+def _sample(name: str, cache: Any, context: int, rows: int = 1) -> Sample:
     real: Counter[tuple[int, str]] = Counter()
     encoder = 0
     for one in live.held(cache, name):
-        real[one.layer, one.kind] += one.bytes // BATCH
+        real[one.layer, one.kind] += one.bytes // (BATCH * rows)
         encoder = one.shape[2] if one.kind == "cross_k" else encoder
     return Sample(context=context, encoder=encoder, real=dict(real))
 
@@ -176,9 +188,7 @@ def predicted(
 ) -> Bytes:
     """What kvtool says of the same moment, by layer and kind."""
     dtype = dtype_named(trial.dtype, flag="dtype")
-    layout = CacheLayout(
-        shape=read_model(form, table), dtype=dtype, kv=KvDtype(k=dtype, v=dtype)
-    )
+    layout = CacheLayout(shape=read_model(form, table), dtype=dtype, kv=KvDtype(k=dtype, v=dtype))
     out: Counter[tuple[int, str]] = Counter()
     for part in parts(
         layout, context=sample.context, encoder=sample.encoder, prompt=PROMPT, cache=cache

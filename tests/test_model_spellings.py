@@ -176,7 +176,8 @@ def test_what_is_not_understood_is_refused_by_name(table: dict[str, Any]) -> Non
         (LLAMA | {"model_type": "olmo3", "layer_types": ["full_attention", "warp_attention"] * 2},
          "warp_attention"),
         (LLAMA | {"model_type": "olmo3", "layer_types": ["full_attention"]}, "1 entries for 4"),
-        ({"model_type": "xlnet"}, "xlnet"),
+        ({"model_type": "blt"}, "blt"),
+        ({"model_type": "vit"}, "encoder"),
         ({k: v for k, v in LLAMA.items() if k != "model_type"}, "model_type"),
         (LLAMA | {"model_type": "deepseek_v4", "compress_ratios": [7] * 4}, "7"),
     ):  # fmt: skip

@@ -320,7 +320,7 @@ def test_a_folder_without_a_config(kvtool: Kvtool, tmp_path: Path) -> None:
         (["--batch", "1e9"], 2), (["--batch", "0"], 2), (["--batch", "1000000000"], 2),
         (["--batch", "1..1000000"], 2), (["--tp", "3"], 1), (["--tp", "0"], 2),
         (["--pp", "1000"], 1), (["--kv-dtype", "fp9"], 2), (["--kv-dtype", "a/b/c"], 2),
-        (["--kv-dtype", ""], 2), (["--dtype", "int4"], 2), (["--engine", "vllm"], 2),
+        (["--kv-dtype", ""], 2), (["--dtype", "int4"], 2), (["--engine", "sglang"], 2),
         (["--engine", "idael"], 2), (["--assume", "gqa"], 2), (["--block-size", "0"], 2),
         (["--assert-max-gib", "-1"], 2), (["--assert-max-gib", "nan"], 2), (["--gpu", "h1000"], 2),
         (["--encoder-tokens", "-1"], 2), (["--no-such-flag"], 2), (["-o", "x.docx"], 2),

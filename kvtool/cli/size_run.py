@@ -1,114 +1,139 @@
-"""From the words of `kvtool size` to its run: parse the lists, load each model, collect the rows."""
+"""The run of `kvtool size`: load each model, collect its rows, and say what failed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from kvtool import catalog
-from kvtool.config import load_config
-from kvtool.dtypes import DTYPES, MODEL_DTYPES, dtype_named, parse_kv_dtype
-from kvtool.engines import check_engine
+from kvtool.cli.size_words import query_of
+from kvtool.config import load_config, read_bounded, read_json_value
+from kvtool.engines.vllm import parse_specs
 from kvtool.errors import KvtoolError, usage_error
 from kvtool.model import read_model
 from kvtool.output import Output
 from kvtool.run import Row, Run
-from kvtool.sizing import Query, Subject, default_contexts, size_rows
-from kvtool.units import GIB, format_bytes, parse_count, parse_counts
+from kvtool.size_row import Subject
+from kvtool.sizing import Query, default_contexts, size_rows, specs_rows
+from kvtool.speculation import with_draft, with_mtp
+from kvtool.units import GIB, format_bytes, parse_count
 
-MAX_BATCH = 2**20
-MAX_PARALLEL = 2**16
-LEVELS = ("rtx-4090", "h100", "h200", "b200")
+__all__ = ["curve", "gate", "query_of", "run_size"]
+
+LEVELS = "rtx-4090,h100,h200,b200"
 CURVE_POINTS = 48
-
-
-def query_of(given: dict[str, Any]) -> Query:
-    """The command's words as a Query; every list is parsed before any model is loaded."""
-    check_engine(given["engine"])
-    if given["assume"] not in (None, "full"):
-        raise usage_error(f"--assume: '{given['assume'][:40]}' is not known", "write --assume full")
-    kv_dtypes = tuple(part.strip() for part in given["kv_dtype"].split(","))
-    for text in kv_dtypes:
-        parse_kv_dtype(text, auto=DTYPES["bf16"])
-    dtype = given["dtype"]
-    blocks = given["block_size"]
-    encoder = given["encoder_tokens"]
-    return Query(
-        engine=given["engine"],
-        contexts=tuple(parse_counts(given["context"], name="--context") if given["context"] is not None else ()),
-        batches=tuple(parse_counts(given["batch"], name="--batch", high=MAX_BATCH)),
-        dtype=dtype_named(dtype, flag="--dtype", among=MODEL_DTYPES) if dtype is not None else None,
-        kv_dtypes=kv_dtypes,
-        tps=tuple(parse_counts(given["tp"], name="--tp", high=MAX_PARALLEL)),
-        pps=tuple(parse_counts(given["pp"], name="--pp", high=MAX_PARALLEL)),
-        block_sizes=tuple(parse_counts(blocks, name="--block-size", high=MAX_BATCH)) if blocks is not None else (None,),
-        encoder_tokens=parse_count(encoder, name="--encoder-tokens", low=0) if encoder is not None else None,
-        allow_long=given["allow_long"],
-        per_layer=given["per_layer"],
-    )  # fmt: skip
+CURVE_TOP = 128 * 1024
 
 
 def run_size(
-    given: dict[str, Any], query: Query, out: Output, *, picture: bool
-) -> tuple[Run, KvtoolError | None]:
+    given: dict[str, Any], query: Query, out: Output
+) -> tuple[list[Subject], Run, KvtoolError | None]:
     """Rows of every model. One that fails does not lose the rows of the others: its error comes
     last; if none is left, it is raised."""
-    levels = _levels(given["gpu"], wanted=picture)
+    models = given["models"] or []
+    if bool(models) == (given["layer_specs"] is not None):
+        raise usage_error("size needs a MODEL, or --layer-specs FILE", "see kvtool size --help")
     rows: list[Row] = []
     notes: list[str] = []
     failed: KvtoolError | None = None
-    names: set[str] = set()
-    for model in given["models"]:
+    subjects: list[Subject] = []
+    if given["layer_specs"] is not None:
+        rows, notes = _specs(given["layer_specs"], query)
+    for model in models:
         try:
-            subject, said = _subject(model, given, names)
-            asked = _along_the_curve(query, subject) if picture else query
-            found, more = size_rows(subject, asked)
+            subject, said = _subject(model, given, [s.name for s in subjects], out)
+            found, more = size_rows(subject, query)
         except KvtoolError as error:
-            if len(given["models"]) == 1:
+            if len(models) == 1:
                 raise
-            failed = failed or KvtoolError(
-                f"{model}: {error.message}", error.hint, code=error.code, exit_code=error.exit_code
-            )
+            failed = failed or _about(model, error)
             continue
+        subjects.append(subject)
         rows += found
         notes += [f"{subject.name}: {text}" for text in said] + more
     if failed is not None and not rows:
         raise failed
-    params = given | {"levels": levels} if levels else given
-    return Run(command="size", params=params, rows=tuple(rows), notes=tuple(notes)), failed
+    failed = failed or _does_not_fit(rows)
+    params = given | {"levels": levels_of(given["gpu"] or LEVELS), "gpu_asked": bool(given["gpu"])}
+    params["layer_specs"] = str(given["layer_specs"]) if given["layer_specs"] else None
+    run = Run(command="size", params=params, rows=tuple(rows), notes=tuple(notes))
+    return subjects, run, failed
 
 
-def _subject(model: str, given: dict[str, Any], names: set[str]) -> tuple[Subject, tuple[str, ...]]:
+def _about(model: str, error: KvtoolError) -> KvtoolError:
+    return KvtoolError(
+        f"{model}: {error.message}", error.hint, code=error.code, exit_code=error.exit_code
+    )
+
+
+def _does_not_fit(rows: list[Row]) -> KvtoolError | None:
+    """vLLM's refusal to start, which is an answer and a failure."""
+    bad = next((row for row in rows if row.get("fits") is False), None)
+    if bad is None:
+        return None
+    return KvtoolError(
+        f"{bad['model']}: vLLM does not start: {bad['reason']}",
+        "give it more --kv-memory, a shorter --max-model-len, another --kv-dtype or a higher --tp",
+        code="does_not_fit",
+    )
+
+
+def _subject(
+    model: str, given: dict[str, Any], names: list[str], out: Output
+) -> tuple[Subject, tuple[str, ...]]:
     loaded = load_config(model, revision=given["revision"])
     table = catalog.class_defaults()["types"]
     shape = read_model(loaded.config, table, assume=given["assume"])
+    shape = with_mtp(shape, parse_count(given["mtp"], name="--mtp", low=0, high=64))
+    if given["draft"] is not None:
+        draft = read_model(load_config(given["draft"]).config, table, assume=given["assume"])
+        shape = with_draft(shape, draft, given["draft"])
+    out.detail(f"{loaded.name}: read from {loaded.where}")
     name = loaded.name if loaded.name not in names else f"{loaded.name} ({len(names) + 1})"
-    names.add(name)
     return Subject(name=name, source=loaded.source, shape=shape), loaded.notes
 
 
-def _along_the_curve(query: Query, subject: Subject) -> Query:
-    """A picture without several contexts of its own is drawn from 1 token to the maximum."""
-    from dataclasses import replace
+def _specs(path: Path, query: Query) -> tuple[list[Row], list[str]]:
+    if query.engines != ("vllm",):
+        raise usage_error("--layer-specs is read by the engine vllm", "add --engine vllm")
+    return specs_rows(
+        path.name, parse_specs(read_json_value(read_bounded(path), str(path))), query
+    ), []
 
+
+def curve(subjects: list[Subject], query: Query) -> tuple[Row, ...]:
+    """Rows for a picture: what was asked, or from 1 token to the maximum if that is one context."""
+    rows: list[Row] = []
+    for subject in subjects:
+        rows += size_rows(subject, replace(query, contexts=_points(query, subject)))[0]
+    return tuple(rows)
+
+
+def _points(query: Query, subject: Subject) -> tuple[int, ...]:
     if len(query.contexts) > 1:
-        return query
+        return query.contexts
     top = query.contexts[0] if query.contexts else max(default_contexts(subject.shape))
     if not query.contexts and subject.shape.max_context is None:
-        top = 128 * 1024
+        top = CURVE_TOP
     steps = {round(math.exp(math.log(top) * i / CURVE_POINTS)) for i in range(CURVE_POINTS + 1)}
-    steps |= {e.window for e in subject.shape.layers if e.window is not None and e.window <= top}
-    return replace(query, contexts=tuple(sorted(steps)))
+    windows = {e.window for e in subject.shape.layers if e.window is not None}
+    return tuple(sorted(steps | {window for window in windows if window <= top}))
 
 
-def _levels(gpus: str | None, *, wanted: bool) -> dict[str, int]:
-    """Capacities to draw: the GPUs asked for, or a few well-known ones."""
-    names = [part.strip() for part in gpus.split(",")] if gpus is not None else LEVELS
-    if not wanted and gpus is None:
-        return {}
-    found = [catalog.gpu_preset(name) for name in names]
-    return {gpu.id: gpu.usable_bytes for gpu in found if gpu.usable_bytes}
+def levels_of(gpus: str) -> dict[str, int]:
+    """Usable memory of each GPU named, `h100:8` being eight of them; one without a figure is left
+    out."""
+    levels = {}
+    for text in gpus.split(","):
+        name, _, count = text.strip().partition(":")
+        gpu = catalog.gpu_preset(name)
+        times = parse_count(count, name="--gpu", high=2**16) if count else 1
+        if gpu.usable_bytes:
+            levels[gpu.id if times == 1 else f"{times} × {gpu.id}"] = times * gpu.usable_bytes
+    return levels
 
 
 def gate(max_gib: float | None) -> Callable[[Run], KvtoolError | None]:
@@ -121,8 +146,8 @@ def gate(max_gib: float | None) -> Callable[[Run], KvtoolError | None]:
         )
 
     def check(run: Run) -> KvtoolError | None:
-        worst = max(run.rows, key=lambda row: int(row["per_gpu_bytes"]))
-        if worst["per_gpu_bytes"] <= max_gib * GIB:
+        worst = max(run.rows, key=lambda row: int(row["per_gpu_bytes"] or 0))
+        if (worst["per_gpu_bytes"] or 0) <= max_gib * GIB:
             return None
         return KvtoolError(
             f"{worst['model']} at {worst['context_tokens']:,} tokens × {worst['batch']:,} needs "

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from kvtool.engines import ideal
+from kvtool.engines import ideal, transformers
 from kvtool.errors import did_you_mean, usage_error
 
-ENGINES = {"ideal": ideal.size}
-PLANNED = ("transformers", "vllm", "sglang", "llama.cpp")
+ENGINES = {"ideal": ideal.size, "transformers": transformers.size}
+"""Engines that hold tensors; `vllm` reserves blocks and has rows of its own."""
+
+NAMES = (*ENGINES, "vllm")
+PLANNED = ("sglang", "llama.cpp")
 
 
-def check_engine(name: str) -> None:
-    """Refuse an engine that is not here yet, or not at all, by name."""
-    if name in ENGINES:
-        return
-    if name in PLANNED:
-        raise usage_error(f"--engine {name} is not in this version of kvtool", "use --engine ideal")
-    raise usage_error(
-        f"--engine: unknown engine '{name[:40]}'",
-        f"the engines are {', '.join(ENGINES)}.{did_you_mean(name, [*ENGINES, *PLANNED])}",
-    )
+def engines_named(text: str) -> tuple[str, ...]:
+    """The engines of --engine: a name, a list, or all. One that is not here yet is refused by name."""
+    if text == "all":
+        return NAMES
+    names = tuple(part.strip() for part in text.split(","))
+    for name in names:
+        if name in PLANNED:
+            raise usage_error(
+                f"--engine {name} is not in this version of kvtool",
+                f"the engines are {', '.join(NAMES)} and all",
+            )
+        if name not in NAMES:
+            raise usage_error(
+                f"--engine: unknown engine '{name[:40]}'",
+                f"the engines are {', '.join(NAMES)} and all."
+                + did_you_mean(name, [*NAMES, *PLANNED]),
+            )
+    return names

@@ -7,8 +7,11 @@ says otherwise. With a block size, tokens are rounded up to whole blocks.
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from kvtool.cache import (
     CacheLayout,
+    fixed_bytes,
     mha_token_bytes,
     stages,
     state_bytes,
@@ -23,10 +26,12 @@ def held(entry: LayerCache, context: int, encoder: int, block_size: int | None) 
     """Cached entries of one layer at a context of that many tokens."""
     if entry.kind == "linear":
         return 0
-    tokens = encoder if entry.kind == "cross" else (context + entry.extra) // entry.stride
+    tokens = encoder if entry.kind == "cross" else context + entry.extra
     if entry.window is not None:
         tokens = min(tokens, entry.window)
-    return tokens if block_size is None else -(-tokens // block_size) * block_size
+    if block_size is not None:
+        tokens = -(-tokens // block_size) * block_size
+    return tokens // entry.stride
 
 
 def size(
@@ -36,6 +41,7 @@ def size(
     encoder: int,
     prompt: int | None = None,
     cache: str = "dynamic",
+    dcp: int = 1,
 ) -> Sequence:
     """One sequence of `context` tokens, with `encoder` tokens behind its cross-attention.
 
@@ -45,7 +51,10 @@ def size(
     entries = layout.shape.layers
     tokens = [held(entry, context, encoder, layout.block_size) for entry in entries]
     states = [sum(state_bytes(layout, state) for state in entry.states) for entry in entries]
-    grown = [n * token_bytes(layout, entry) for entry, n in zip(entries, tokens, strict=True)]
+    grown = [
+        n * token_bytes(layout, entry) + fixed_bytes(entry, n)
+        for entry, n in zip(entries, tokens, strict=True)
+    ]
     pairs = list(zip(entries, tokens, strict=True))
     return Sequence(
         kinds=tuple(
@@ -55,30 +64,41 @@ def size(
         next_token_bytes=_next_token(layout, context),
         state_bytes=sum(states),
         cross_bytes=sum(g for e, g in zip(entries, grown, strict=True) if e.kind == "cross"),
-        rank_bytes=_worst_rank(layout, tokens),
+        rank_bytes=_worst_rank(layout, tokens, dcp),
         mha_bytes=sum(n * mha_token_bytes(layout, e) for e, n in pairs) + sum(states),
         scale_bytes=sum(n * token_scale_bytes(layout, e) for e, n in pairs),
     )
 
 
 def _next_token(layout: CacheLayout, context: int) -> int:
-    """What one more token adds; a compressed pool adds an entry every `stride` tokens."""
-    grows = [
-        (token_bytes(layout, entry), entry.stride)
-        for entry in layout.shape.layers
-        if entry.kind not in ("linear", "cross") and not (entry.window and context >= entry.window)
-    ]
-    return round(sum(bytes_ / stride for bytes_, stride in grows))
+    """What one more token adds; a compressed pool adds an entry every `stride` tokens.
+
+    In blocks it is a whole block or nothing, and only where the block is full.
+    """
+    adds = []
+    for entry in layout.shape.layers:
+        if entry.kind in ("linear", "cross"):
+            continue
+        here, there = (held(entry, n, 0, layout.block_size) for n in (context, context + 1))
+        more = Fraction(1, entry.stride) if layout.block_size is None else there - here
+        full = entry.window is not None and context + entry.extra >= entry.window
+        adds.append(0 if full and layout.block_size is None else more * token_bytes(layout, entry))
+    return round(sum(adds))
 
 
-def _worst_rank(layout: CacheLayout, tokens: list[int]) -> int:
-    """Bytes on the fullest GPU: the worst pipeline stage, one tensor-parallel rank of it."""
+def _worst_rank(layout: CacheLayout, tokens: list[int], dcp: int) -> int:
+    """Bytes on the fullest GPU: the worst pipeline stage, one tensor-parallel rank of it.
+
+    With decode context parallelism, `dcp` ranks share the tokens of full layers and latents.
+    """
     layers: dict[int, int] = {}
     for entry, n in zip(layout.shape.layers, tokens, strict=True):
-        own = n * token_bytes(layout, entry, tp=layout.tp)
+        shared = dcp if entry.kind in ("full", "latent", "indexer") else 1
+        n = -(-n // shared)
+        own = n * token_bytes(layout, entry, tp=layout.tp) + fixed_bytes(entry, n)
         own += sum(state_bytes(layout, state, tp=layout.tp) for state in entry.states)
-        layers[entry.layer] = layers.get(entry.layer, 0) + own
+        layers[entry.module] = layers.get(entry.module, 0) + own
     return max(
         sum(layers.get(layer, 0) for layer in stage)
-        for stage in stages(layout.shape.num_layers, layout.pp)
+        for stage in stages(layout.shape.num_modules, layout.pp)
     )

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from kvtool.cache import CacheLayout, mha_token_bytes, state_bytes, token_bytes
+from kvtool.cache import CacheLayout, fixed_bytes, mha_token_bytes, state_bytes, token_bytes
 from kvtool.engines.result import KindBytes, Part, Sequence
 from kvtool.errors import KvtoolError
 from kvtool.model.shape import LayerCache, ModelShape, State
@@ -29,14 +29,29 @@ FP32_CONVOLUTIONS = {"inkling_text", "inkling2_text", "inkling2_loop_text"}
 FP32_INDEXERS = {"dots3_note_text"}
 """Modules that a class keeps in fp32 whatever the model's dtype."""
 
+NARROW_STATES = {"minimax", "xlstm"}
+"""Classes that copy their recurrent state into buffers of the model's dtype."""
+
+MODULE_STATES = {"recurrent_gemma"}
+"""Classes that keep their states on the modules, outside the cache object."""
+
+INDEXER_WIDTHS = {"glm5_next_text": lambda width: 2 * width + 1}
+"""What an indexer's key is stored with: GLM-5-Next's gate scores and a mark of valid channels."""
+
 NO_CACHE = {"openai-gpt": "its class takes no cache: every step runs the whole text again"}
 
 
 def size(
-    layout: CacheLayout, *, context: int, encoder: int, prompt: int | None, cache: str
+    layout: CacheLayout,
+    *,
+    context: int,
+    encoder: int,
+    prompt: int | None,
+    cache: str,
+    dcp: int = 1,
 ) -> Sequence:
     """One sequence (one row of input_ids), whole model."""
-    check(layout)
+    check(layout, dcp)
     held = as_held(layout)
     found = list(_parts(held, context, encoder, context if prompt is None else prompt, cache))
     entries = held.shape.layers
@@ -74,7 +89,7 @@ def parts(
     return tuple(part for _, part in _parts(held, context, encoder, prompt, cache))
 
 
-def check(layout: CacheLayout) -> None:
+def check(layout: CacheLayout, dcp: int = 1) -> None:
     """Refuse what transformers' own cache cannot be asked for."""
     kind = layout.shape.model_type
     if kind in NO_CACHE:
@@ -87,7 +102,7 @@ def check(layout: CacheLayout) -> None:
             "leave out --kv-dtype, or set --dtype",
             code="not_in_engine",
         )
-    if layout.tp > 1 or layout.pp > 1 or layout.block_size is not None:
+    if max(layout.tp, layout.pp, dcp) > 1 or layout.block_size is not None:
         raise KvtoolError(
             "--engine transformers sizes one process without blocks",
             "leave out --tp, --pp and --block-size, or use --engine ideal",
@@ -104,7 +119,11 @@ def as_held(layout: CacheLayout) -> CacheLayout:
 
 
 def _own_way(shape: ModelShape, entry: LayerCache) -> LayerCache:
-    states = tuple(_held_state(shape, state) for state in entry.states)
+    kept = () if shape.model_type in MODULE_STATES else entry.states
+    states = tuple(_held_state(shape, state) for state in kept)
+    widen = INDEXER_WIDTHS.get(shape.model_type)
+    if entry.kind == "indexer" and widen is not None:
+        entry = replace(entry, k_head_dim=widen(entry.k_head_dim))
     return replace(
         entry,
         states=states,
@@ -116,8 +135,9 @@ def _own_way(shape: ModelShape, entry: LayerCache) -> LayerCache:
 
 def _held_state(shape: ModelShape, state: State) -> State:
     wide = state.name == "ssm" and state.dtype != "model"
+    wide = wide and shape.model_type not in NARROW_STATES
     wide = wide or (state.name == "conv" and shape.model_type in FP32_CONVOLUTIONS)
-    return replace(state, columns=state.held, dtype="float32" if wide else state.dtype)
+    return replace(state, columns=state.held, dtype="float32" if wide else "model")
 
 
 def _next(layout: CacheLayout, context: int, encoder: int, prompt: int | None, cache: str) -> int:
@@ -149,9 +169,9 @@ def _bytes_of(
     if entry.kind == "linear":
         return
     if entry.stride > 1:
-        yield "other", _pool(layout, entry, context)
+        yield "other", _pool(layout, entry, context, prompt)
     elif entry.kind == "hidden":
-        yield "other", tokens * token_bytes(layout, entry)
+        yield "other", tokens * token_bytes(layout, entry) + fixed_bytes(entry, tokens)
     elif entry.kind == "indexer":
         wide = layout.shape.model_type in FP32_INDEXERS
         yield "indexer", tokens * (4 * entry.k_head_dim if wide else k)
@@ -175,12 +195,17 @@ def held_tokens(entry: LayerCache, context: int, encoder: int, cache: str) -> in
     return min(tokens, entry.window - 1)
 
 
-def _pool(layout: CacheLayout, entry: LayerCache, context: int) -> int:
-    """DeepSeek-V4: entries so far, values and gates of pending tokens, and CSA's overlap."""
+def _pool(layout: CacheLayout, entry: LayerCache, context: int, prompt: int) -> int:
+    """DeepSeek-V4: entries so far, values and gates of pending tokens, and CSA's overlap.
+
+    The overlap's gates are fp32 as the prompt leaves them, until a window closes in decoding.
+    """
     vector = layout.kv.k.vector_bytes(entry.k_head_dim)
     series = 2 if entry.overlap else 1
     kept = entry.overlap and context >= entry.stride
-    overlap = 2 * entry.stride * vector if kept else 0
+    fresh = context // entry.stride > prompt // entry.stride
+    gates = vector if fresh else 4 * entry.k_head_dim
+    overlap = entry.stride * (vector + gates) if kept else 0
     pending = 2 * (context % entry.stride) * series * vector
     return context // entry.stride * vector + pending + overlap
 
@@ -190,13 +215,15 @@ def _reference(
 ) -> Iterator[tuple[str, int]]:
     """Unlimited-OCR: the prompt apart from the window of what was generated.
 
-    Its static cache keeps one buffer and two views of it, and all three are attributes.
+    Its static cache keeps one buffer, as long as the prompt and the window but no longer than the
+    static length, and two views of it; all three are attributes.
     """
     if cache == "static":
         window = min(entry.span, context)
+        whole = min(context, prompt + window)
         yield "self_k", window * k
         yield "self_v", window * v
-        yield "other", (2 * context - window) * (k + v)
+        yield "other", (2 * whole - window) * (k + v)
         return
     generated = min(max(context - prompt, 0), entry.span - 1)
     yield "self_k", generated * k

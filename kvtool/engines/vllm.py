@@ -21,4 +21,4 @@ __all__ = [
 
 def reserve(shape: ModelShape, settings: VllmSettings) -> VllmPool:
     """The pool that vLLM lays out for a model."""
-    return pool_of(specs_of(shape, settings), settings, num_layers=shape.num_layers)
+    return pool_of(specs_of(shape, settings), settings, num_layers=shape.num_modules)

@@ -133,7 +133,7 @@ def _attention_spec(family: VllmFamily, entry: LayerCache, settings: VllmSetting
         form=(heads, k_dim, v_dim),
         window=window if entry.kind == "sliding" else None,
         chunk=entry.window if entry.kind == "chunked" else None,
-        layer=entry.layer,
+        layer=entry.module,
     )
 
 
@@ -148,7 +148,7 @@ def _latent_spec(shape: ModelShape, entry: LayerCache, settings: VllmSettings) -
             raise refuse(shape, f"fp8_ds_mla for a latent of {width} values, not 512 + 64")
         bytes_ = DS_MLA_BYTES
     return LayerSpec(
-        kind="latent", block_size=0, token_bytes=bytes_, form=(1, width, 0), layer=entry.layer
+        kind="latent", block_size=0, token_bytes=bytes_, form=(1, width, 0), layer=entry.module
     )
 
 
@@ -158,7 +158,7 @@ def _indexer_spec(shape: ModelShape, entry: LayerCache) -> LayerSpec:
         raise refuse(shape, "its index keys beside ordinary attention")
     width = entry.k_head_dim + entry.k_head_dim // INDEXER_SCALE * 4
     return LayerSpec(
-        kind="latent", block_size=0, token_bytes=width, form=("indexer", width), layer=entry.layer
+        kind="latent", block_size=0, token_bytes=width, form=("indexer", width), layer=entry.module
     )
 
 
@@ -175,7 +175,7 @@ def _state_spec(
         state_bytes=sum(sizes),
         form=tuple(sizes),
         state_blocks=2 + family.checkpoints if settings.prefix_caching else 1,
-        layer=entry.layer,
+        layer=entry.module,
     )
 
 

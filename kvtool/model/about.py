@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
-from kvtool.model.keys import MAX_TOKENS, Keys
+from kvtool.model.keys import MAX_TOKENS, Keys, whole
 from kvtool.model.nested import Part
-from kvtool.model.shape import LayerCache
 
 CONTEXT_KEYS = (
     "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length",
@@ -16,8 +15,8 @@ CONTEXT_KEYS = (
 )  # fmt: skip
 TORCH_NAMES = {
     "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32",
-    "float8_e4m3fn": "fp8", "float8_e5m2": "fp8_e5m2",
 }  # fmt: skip
+KV_SCHEMES = {"float 8": "fp8", "float 4": "nvfp4", "int 8": "int8", "int 4": "int4"}
 KV_ALGORITHMS = {"fp8": "fp8", "fp8_e4m3": "fp8", "nvfp4": "nvfp4", "int8": "int8", "int4": "int4"}
 
 
@@ -29,7 +28,9 @@ def about_dtypes(part: Part) -> tuple[str | None, str | None, tuple[str, ...]]:
     if isinstance(stated, str) and stated not in ("", "auto"):
         dtype = TORCH_NAMES.get(stated.removeprefix("torch."))
         if dtype is None:
-            notes.append(f"the config's dtype '{stated[:40]}' is not a KV dtype that kvtool knows")
+            notes.append(
+                f"the config's dtype '{stated[:40]}' is how weights are stored, not a cache"
+            )
     kv_dtype, note = _quantised(part)
     return dtype, kv_dtype, (*notes, *([note] if note else []))
 
@@ -39,18 +40,16 @@ def _quantised(part: Part) -> tuple[str | None, str]:
     for section in _quantisation(part):
         algorithm = section.get("kv_cache_quant_algo")
         if isinstance(algorithm, str):
+            if algorithm.lower() in ("", "none"):
+                return None, ""
             known = KV_ALGORITHMS.get(algorithm.lower())
             why = f"kv_cache_quant_algo = {algorithm[:20]}"
             return known, "" if known else f"{why} is not understood: the model's dtype is used"
         scheme = section.get("kv_cache_scheme")
         if isinstance(scheme, Mapping):
-            name = {("float", 8): "fp8", ("int", 8): "int8", ("int", 4): "int4"}.get(
-                (str(scheme.get("type")), scheme.get("num_bits") or 0)
-            )
-            return (
-                name,
-                "" if name else "kv_cache_scheme is not understood: the model's dtype is used",
-            )
+            name = KV_SCHEMES.get(f"{scheme.get('type')} {scheme.get('num_bits')}"[:20])
+            note = "kv_cache_scheme is not understood: the model's dtype is used"
+            return name, "" if name else note
     return None, ""
 
 
@@ -68,12 +67,18 @@ def about_context(part: Part) -> tuple[int | None, bool]:
     """(maximum context, True if the config itself states it)."""
     keys = part.keys
     for name in CONTEXT_KEYS:
-        value = keys.get(name)
-        if not _is_length(value):
+        found = keys.find(name)
+        if found is None or found[0] == -1 or _is_endless(found[0]):  # XLNet writes -1 for no limit
             continue
-        stated = keys.stated(name)
-        return _extended(keys, int(value)), stated
+        length = whole(*found, low=1, high=MAX_TOKENS)
+        return _extended(keys, length), keys.stated(name)
     return None, False
+
+
+def _is_endless(value: Any) -> bool:
+    """Tokenizers write 1e30 for no limit, and it finds its way into configs."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and (value > MAX_TOKENS or value != value)
 
 
 def _is_length(value: Any) -> TypeGuard[int | float]:
@@ -90,25 +95,3 @@ def _extended(keys: Keys, length: int) -> int:
     if not _is_length(factor) or not _is_length(original):
         return length
     return max(length, min(int(original * factor), MAX_TOKENS))
-
-
-def encoder_tokens(part: Part, layers: tuple[LayerCache, ...]) -> int | None:
-    """Encoder tokens that the model's own config fixes; None if it has no cross-attention.
-
-    Whisper-like models state max_source_positions; Llama 3.2 Vision has
-    max_num_tiles × (patches + 1) tokens an image. Text models have no fixed length: 0 here, and the
-    caller decides.
-    """
-    if not any(entry.kind == "cross" for entry in layers):
-        return None
-    for name in ("max_source_positions", "max_encoder_position_embeddings"):
-        value = part.anywhere(name) or part.keys.get(name)
-        if _is_length(value):
-            return int(value)
-    vision = part.anywhere("vision_config")
-    if isinstance(vision, Mapping):
-        sizes = [vision.get("image_size"), vision.get("patch_size"), vision.get("max_num_tiles", 4)]
-        if all(_is_length(size) for size in sizes):
-            image, patch, tiles = (int(size) for size in sizes)
-            return min(tiles * ((image // max(patch, 1)) ** 2 + 1), MAX_TOKENS)
-    return 0

@@ -111,6 +111,8 @@ def entry(
     k_dim = k_dim or head_dim(keys, place)
     v_dim = v_dim or k_dim
     queries = queries or query_heads(keys, place)
+    if heads.value > queries.value or queries.value % heads.value:
+        raise refuse(f"{heads.by}: not a divisor of the query heads ({queries.by})")
     trace = (("kv_heads", heads.by), ("k_head_dim", k_dim.by), ("v_head_dim", v_dim.by))
     return LayerCache(
         layer=place.index,
@@ -166,6 +168,11 @@ def gpt_bigcode(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
     single = keys.flag("multi_query", default=True)
     heads = Known(1, "multi_query = true") if single else queries
     return (entry(keys, place, heads=heads),)
+
+
+def gpt_bigcode_cross(keys: Keys, place: Place) -> LayerCache:
+    """Cross-attention has every head, multi_query or not."""
+    return cross(keys, place, heads=query_heads(keys, place))
 
 
 def attn_config(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
@@ -234,8 +241,13 @@ def swa_named(keys: Keys, place: Place) -> LayerCache:
 
 
 def cross(
-    keys: Keys, place: Place, *, heads: Known | None = None, dim: Known | None = None
+    keys: Keys,
+    place: Place,
+    *,
+    heads: Known | None = None,
+    dim: Known | None = None,
+    queries: Known | None = None,
 ) -> LayerCache:
     """Cross-attention: K and V of the encoder's tokens, fixed once the encoder has run."""
     full = Place(place.index, words.FULL)
-    return replace(entry(keys, full, heads=heads, k_dim=dim), kind="cross")
+    return replace(entry(keys, full, heads=heads, k_dim=dim, queries=queries), kind="cross")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from kvtool.model.attention import (
     MAX_HEADS,
@@ -15,7 +17,44 @@ from kvtool.model.attention import (
     swa_named,
 )
 from kvtool.model.keys import MAX_TOKENS, Keys, Known, refuse
+from kvtool.model.patterns import REFORMER
 from kvtool.model.shape import LayerCache
+
+Levels = tuple[Mapping[str, Any], ...]
+"""The config's levels above the language model's, outermost first."""
+
+
+def no_fixed_encoder(keys: Keys, above: Levels) -> int:
+    """The encoder's length is the input's: the config fixes none."""
+    return 0
+
+
+def source_positions(keys: Keys, above: Levels) -> int:
+    """Whisper pads every input to 30 seconds: max_source_positions after its convolutions."""
+    return keys.need("max_source_positions", high=MAX_TOKENS).value
+
+
+def image_patches(keys: Keys, above: Levels) -> int:
+    """BLIP: the patches of one image, and the class token."""
+    return _image(above, extra=1)
+
+
+def image_tiles(keys: Keys, above: Levels) -> int:
+    """Llama 3.2 Vision: max_num_tiles tiles an image, each its patches and a class token."""
+    return _image(above, extra=1, tiles=4)
+
+
+def _image(above: Levels, *, extra: int, tiles: int = 1) -> int:
+    for level in above:
+        vision = level.get("vision_config")
+        if isinstance(vision, Mapping):
+            inner = Keys(raw=vision, model_type="vision_config", path="vision_config.")
+            size, patch = inner.maybe("image_size"), inner.maybe("patch_size")
+            most = inner.maybe("max_num_tiles") if tiles > 1 else None
+            if size is not None and patch is not None:
+                count = most.value if most else tiles
+                return count * ((size.value // patch.value) ** 2 + extra)
+    return 0
 
 
 def _split(keys: Keys, heads: Known) -> Known:
@@ -93,7 +132,8 @@ def mllama(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
 def dia_cross(keys: Keys, place: Place) -> LayerCache:
     """Dia: cross-attention has heads of its own."""
     heads = keys.need("cross_num_key_value_heads", high=MAX_HEADS)
-    return cross(keys, place, heads=heads, dim=keys.need("cross_head_dim"))
+    queries = keys.need("cross_num_attention_heads", high=MAX_HEADS)
+    return cross(keys, place, heads=heads, dim=keys.need("cross_head_dim"), queries=queries)
 
 
 def cpmant(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
@@ -120,11 +160,13 @@ def xlnet(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
 def reformer(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
     """Reformer caches hidden states, and in LSH layers an int64 bucket a token, head and hash."""
     own = _hidden(place, keys.need("hidden_size"), None)
-    kinds = keys.words("attn_layers")
-    if kinds is None or place.index >= len(kinds[0]) or kinds[0][place.index] != "lsh":
+    found = keys.words("attn_layers")
+    if (found[0] if found else REFORMER)[place.index] != "lsh":
         return (own,)
     heads, hashes = keys.need("num_attention_heads", high=MAX_HEADS), keys.need("num_hashes")
-    return (replace(own, fixed_bytes=8 * heads.value * hashes.value),)
+    chunk = keys.need("lsh_attn_chunk_length")
+    buckets = 8 * heads.value * hashes.value
+    return (replace(own, fixed_bytes=buckets, fixed_above=chunk.value),)
 
 
 def _hidden(place: Place, width: Known, window: int | None) -> LayerCache:

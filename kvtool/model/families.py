@@ -7,7 +7,7 @@ or windowed by its class's own keys. Adding a family is adding a row (CONTRIBUTI
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
 from kvtool.model import attention as att
 from kvtool.model import decoders as dec
@@ -26,13 +26,25 @@ class Family:
 
     pattern: p.Pattern = p.window_or_full
     """The layers' kinds when the config does not list them."""
-    fix: Callable[[w.Words, Keys], w.Words] | None = None
+    fix: Callable[[fx.Slots, Keys], fx.Slots] | None = None
     """What the class does to the kinds afterwards: sharing, loops, a forced last layer."""
     attention: att.Reader = att.plain
     state: st.StateReader | None = None
     """Constant-state layers, and the state beside the attention of hybrid layers."""
     cross: Callable[[Keys, att.Place], LayerCache] | None = None
     """Cross-attention of every decoder layer, where the config is an encoder-decoder's."""
+    words: frozenset[str] = frozenset({w.FULL, w.SLIDING, w.CHUNKED})
+    """Kinds of layer that its attention understands; another is refused by name."""
+    state_words: frozenset[str] = frozenset({w.LINEAR, w.HYBRID, w.HYBRID_SLIDING})
+    """Kinds of layer that have its state."""
+    encoder: Callable[[Keys, dec.Levels], int] = dec.no_fixed_encoder
+    """Encoder tokens that the config fixes; 0 if it fixes none."""
+    relative: bool = False
+    """Relative positions: the stated length is what it was trained on, not a limit."""
+    left_out: str = ""
+    """Caches of the model beside this one that are not counted."""
+    crosses: bool = False
+    """True for decoders that have nothing but an encoder's tokens to speak of."""
     layers: tuple[str, ...] = ("num_hidden_layers",)
     lists: bool = True
     """False where the class ignores a list of layer kinds in the config."""
@@ -51,9 +63,12 @@ def _row(types: str, **how: object) -> dict[str, Family]:
 
 
 _MLA = {"attention": lat.latent}
-_DSA = {"attention": lat.indexed_latent, "pattern": p.all_of(w.INDEXED)}
+_INDEXED = frozenset({w.FULL, w.SLIDING, w.CHUNKED, w.INDEXED})
+_DSA = {"attention": lat.indexed_latent, "pattern": p.all_of(w.INDEXED), "words": _INDEXED}
+_CONV = {"state": st.short_conv, "state_words": frozenset({w.CONV})}
 _DELTA = {"state": st.gated_delta}
 _THREE_LINEAR = p.every(4, other=w.LINEAR, key="full_attention_interval")
+_TALKER = "the talker's cache is not counted"
 _BART = {
     "attention": dec.bart,
     "cross": dec.bart_cross,
@@ -81,8 +96,10 @@ FAMILIES: dict[str, Family] = {
            cross=att.cross),
     **_row("gpt_oss", pattern=p.every(2)),
     **_row("gpt_neo", pattern=p.attention_types, attention=att.derived),
-    **_row("qwen2 qwen2_5_omni_text qwen2_5_omni_talker qwen2_vl_text qwen2_5_vl_text qwen3",
+    **_row("qwen2 qwen2_5_omni_talker qwen2_vl_text qwen2_5_vl_text qwen3",
            pattern=p.above_max_window_layers),
+    **_row("qwen2_5_omni_text", pattern=p.above_max_window_layers, left_out=_TALKER),
+    **_row("qwen3_omni_moe_text", pattern=p.all_slide_if_used, left_out=_TALKER),
     **_row("qwen2_moe", pattern=p.qwen2_moe),
     **_row("qwen3_moe", pattern=p.all_slide_if_used),
     **_row("qwen3_vl_moe_text iquestcoder", pattern=p.all_of(w.FULL)),
@@ -100,23 +117,28 @@ FAMILIES: dict[str, Family] = {
            attention=att.mimo_v2),
     **_row("step3p5 step3p7", pattern=p.all_of(w.FULL), attention=att.step3p7),
     **_row("modernbert-decoder", pattern=p.every(3, key="global_attn_every_n_layers", first=True)),
-    **_row("unlimited_ocr_text", pattern=p.reference_window, attention=dec.reference),
+    **_row("unlimited_ocr_text", pattern=p.reference_window, attention=dec.reference,
+           words=frozenset({w.FULL, w.REFERENCE}),
+           left_out="generated tokens beyond its window are dropped, counted here as kept"),
     **_row("dory", pattern=p.every(4), fix=fx.dory),
     # heads written elsewhere
     **_row("falcon", attention=att.falcon, lists=False),
-    **_row("gpt_bigcode", attention=att.gpt_bigcode, lists=False),
+    **_row("gpt_bigcode", attention=att.gpt_bigcode, cross=att.gpt_bigcode_cross, lists=False),
     **_row("dbrx mpt", attention=att.attn_config, lists=False),
     **_row("hrm_text", fix=fx.hrm_text),
     **_row("jetmoe", attention=dec.jetmoe),
-    **_row("minimax_m3_vl_text", pattern=p.sparse_frequency, attention=lat.indexed_plain),
+    **_row("minimax_m3_vl_text", pattern=p.sparse_frequency, attention=lat.indexed_plain,
+           words=frozenset({w.FULL, w.SPARSE})),
     # latent attention
     **_row("deepseek_v2 deepseek_v3 axk1 minicpm3 glm4_moe_lite mistral4 sarvam_mla "
            "youtu", **_MLA),
     **_row("longcat_flash", fix=fx.twice, layers=("num_layers",), **_MLA),
     **_row("deepseek_v32 glm_moe_dsa axk2 hy_v4 hy_v4_vl_text", **_DSA),
-    **_row("mistral_large4_text", pattern=p.all_of(w.INDEXED), attention=lat.shared_source_latent),
-    **_row("dots3_note_text", pattern=p.dots3_note, attention=lat.dots3_note),
-    **_row("deepseek_v4", pattern=p.compress_ratios, attention=lat.compressed),
+    **_row("mistral_large4_text", pattern=p.all_of(w.INDEXED), attention=lat.shared_source_latent,
+           words=_INDEXED),
+    **_row("dots3_note_text", pattern=p.dots3_note, attention=lat.dots3_note, words=_INDEXED),
+    **_row("deepseek_v4", pattern=p.compress_ratios, attention=lat.compressed,
+           words=frozenset({w.SLIDING, w.CSA, w.HCA})),
     # constant states
     **_row("mamba falcon_mamba", pattern=p.all_of(w.LINEAR), state=st.mamba1, lists=False),
     **_row("mamba2", pattern=p.all_of(w.LINEAR), state=st.mamba2, lists=False),
@@ -132,18 +154,19 @@ FAMILIES: dict[str, Family] = {
            layers=("num_hidden_layers", "num_blocks")),
     **_row("qwen3_next qwen3_5_text qwen3_5_moe_text", pattern=_THREE_LINEAR, **_DELTA),
     **_row("qwen4_exp_text", pattern=_THREE_LINEAR, fix=fx.full_is_indexed,
-           attention=lat.indexed_plain, **_DELTA),
+           attention=lat.indexed_plain, words=_INDEXED, **_DELTA),
     **_row("olmo_hybrid", pattern=p.every(4, other=w.LINEAR), **_DELTA),
     **_row("lara_mini", pattern=p.cycle(w.LINEAR, w.SLIDING, w.LINEAR, w.FULL, w.SLIDING), **_DELTA),
     **_row("kimi_linear", pattern=p.kimi_linear, attention=lat.latent, state=st.delta_attention),
     **_row("glm5_next_text", pattern=p.where(lambda i, n: i % 4 == 3, yes=w.INDEXED, no=w.LINEAR),
-           fix=fx.full_is_indexed, attention=lat.indexed_latent, state=st.delta_attention),
+           fix=fx.full_is_indexed, attention=lat.indexed_latent, words=_INDEXED,
+           state=st.delta_attention),
     **_row("bailing_hybrid", pattern=p.every(4, other=w.LINEAR, key="layer_group_size"),
            attention=lat.latent, state=st.delta_attention),
     **_row("minimax", pattern=p.minimax_types, state=st.lightning),
     **_row("lfm2 lfm2_moe", pattern=p.indices("full_attn_idxs", no=w.CONV, absent=w.FULL),
-           state=st.short_conv),
-    **_row("lfm3", pattern=p.lfm3, state=st.short_conv),
+           **_CONV),
+    **_row("lfm3", pattern=p.lfm3, **_CONV),
     **_row("recurrent_gemma", pattern=p.block_cycle, attention=att.derived, state=st.rg_lru,
            lists=False),
     **_row("rwkv", pattern=p.all_of(w.LINEAR), state=st.rwkv, lists=False),
@@ -156,9 +179,12 @@ FAMILIES: dict[str, Family] = {
            fix=fx.inkling2_loop, attention=dec.inkling, state=st.inkling_states),
     # encoder-decoders and decoders with names of their own
     **_row("bart bigbird_pegasus blenderbot blenderbot-small fsmt led m2m_100 marian mbart mvp "
-           "nllb-moe pegasus pegasus_x plbart speech_to_text whisper speecht5 seamless_m4t "
+           "nllb-moe pegasus pegasus_x plbart speech_to_text speecht5 seamless_m4t "
            "seamless_m4t_v2 trocr pp_formulanet_text", **_BART),
-    **_row("t5 mt5 umt5 longt5 switch_transformers pop2piano udop", **_T5),
+    **_row("whisper", encoder=dec.source_positions, **_BART),
+    **_row("gpt2", cross=att.cross),
+    **_row("blip_text_model", cross=att.cross, encoder=dec.image_patches, crosses=True),
+    **_row("t5 mt5 umt5 longt5 switch_transformers pop2piano udop", relative=True, **_T5),
     **_row("canary_decoder cohere_asr moonshine_streaming", cross=att.cross),
     **_row("dia_decoder", cross=dec.dia_cross),
     **_row("cpmant", attention=dec.cpmant),
@@ -169,7 +195,9 @@ FAMILIES: dict[str, Family] = {
     **_row("moonshine", attention=dec.moonshine, cross=dec.moonshine_cross,
            layers=("decoder_num_hidden_layers",), lists=False),
     **_row("musicgen_decoder musicgen_melody_decoder", attention=att.derived, cross=att.cross),
-    **_row("mllama_text_model", attention=dec.mllama, lists=False),
+    **_row("mllama_text_model", attention=dec.mllama, encoder=dec.image_tiles, lists=False),
+    **_row("moshi csm", left_out="its depth decoder's cache is not counted"),
+    **_row("idefics", left_out="its cross-attention to images is not counted"),
     **_row("kosmos_2_text_model kosmos_2_5_text_model xglm", attention=dec.attention_heads,
            layers=("layers", "num_layers"), lists=False),
     # encoders that can be run as decoders
@@ -177,7 +205,7 @@ FAMILIES: dict[str, Family] = {
            "rembert roberta roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xmod",
            attention=att.derived, cross=att.cross, encoder_only=True, lists=False),
     # understood to be something else
-    **_row("reformer", attention=dec.reformer, lists=False),
+    **_row("reformer", pattern=p.reformer, attention=dec.reformer, layers=(), lists=False),
     **_row("xlnet", attention=dec.xlnet, lists=False),
     **_row("pi0", refused="it is a robot policy around two models, each with its cache"),
     **_row("blt", refused="it runs four transformers over bytes and patches, each with its cache"),
@@ -207,5 +235,14 @@ PLAIN = Family()
 
 
 def family_of(model_type: str) -> Family:
-    """The family of a model type; plain where nothing is written."""
-    return FAMILIES.get(model_type, PLAIN)
+    """The family of a model type; plain where nothing is written.
+
+    A type that is like another takes what it does not say from that family.
+    """
+    family = FAMILIES.get(model_type, PLAIN)
+    if not family.like:
+        return family
+    own = {f.name: getattr(family, f.name) for f in fields(Family)}
+    plain = {f.name: getattr(PLAIN, f.name) for f in fields(Family)}
+    changed = {name: value for name, value in own.items() if value != plain[name]}
+    return replace(FAMILIES.get(family.like, PLAIN), **changed)

@@ -2,75 +2,93 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from kvtool.model.keys import MAX_LAYERS, Keys, Known, refuse
-from kvtool.model.words import FULL, INDEXED, NONE, Words
+from kvtool.model.words import FULL, INDEXED, NONE
 
 
-def full_is_indexed(kinds: Words, keys: Keys) -> Words:
+class Slot(NamedTuple):
+    """One entry of the cache's list of layers: its kind, and the decoder layer that fills it."""
+
+    word: str
+    module: int
+
+
+Slots = list[Slot]
+
+
+def full_is_indexed(slots: Slots, keys: Keys) -> Slots:
     """Checkpoints that write full_attention where an indexer picks the tokens."""
-    return [INDEXED if kind == FULL else kind for kind in kinds]
+    return [slot._replace(word=INDEXED) if slot.word == FULL else slot for slot in slots]
 
 
-def last_is_full(kinds: Words, keys: Keys) -> Words:
+def last_is_full(slots: Slots, keys: Keys) -> Slots:
     """Gemma 4 forces its last layer to full attention."""
-    return [*kinds[:-1], FULL]
+    return [*slots[:-1], slots[-1]._replace(word=FULL)]
 
 
-def shared_tail(kinds: Words, keys: Keys) -> Words:
+def shared_tail(slots: Slots, keys: Keys) -> Slots:
     """Gemma 3n and 4: the last num_kv_shared_layers layers read an earlier layer's cache."""
     shared = keys.maybe("num_kv_shared_layers", low=0, high=MAX_LAYERS)
-    count = 0 if shared is None else min(shared.value, len(kinds))
-    return kinds[: len(kinds) - count] + [NONE] * count
+    own = len(slots) - (0 if shared is None else min(shared.value, len(slots)))
+    return slots[:own] + [slot._replace(word=NONE) for slot in slots[own:]]
 
 
-def gemma4(kinds: Words, keys: Keys) -> Words:
+def gemma4(slots: Slots, keys: Keys) -> Slots:
     """Last layer full, then the shared tail."""
-    return shared_tail(last_is_full(kinds, keys), keys)
+    return shared_tail(last_is_full(slots, keys), keys)
 
 
-def hrm_text(kinds: Words, keys: Keys) -> Words:
+def hrm_text(slots: Slots, keys: Keys) -> Slots:
     """HRM: num_hidden_layers is a stack's, run H × (L + 1) times, unless num_layers_per_stack is
     given and the product already stands in num_hidden_layers."""
-    if keys.maybe("num_layers_per_stack") is not None:
-        return kinds
+    stack = keys.maybe("num_layers_per_stack", high=MAX_LAYERS)
+    if stack is not None:
+        return [slot._replace(module=slot.module % stack.value) for slot in slots]
     times = keys.need("H_cycles").value * (keys.need("L_cycles").value + 1)
-    return _repeat(
-        kinds,
-        Known(0, ""),
-        Known(len(kinds), "num_hidden_layers"),
-        Known(times, "H_cycles × (L_cycles + 1)"),
-    )
+    whole = Known(len(slots), "num_hidden_layers")
+    return _repeat(slots, Known(0, "0"), whole, Known(times, "H_cycles × (L_cycles + 1)"))
 
 
-def twice(kinds: Words, keys: Keys) -> Words:
+def twice(slots: Slots, keys: Keys) -> Slots:
     """LongCat-Flash: two attention layers in each decoder layer."""
-    return [kind for kind in kinds for _ in range(2)]
+    return [slot for slot in slots for _ in range(2)]
 
 
-def dory(kinds: Words, keys: Keys) -> Words:
+def dory(slots: Slots, keys: Keys) -> Slots:
     """Released lists alternate attention and mlp; recurrent layers may keep a cache per loop."""
-    halved = 2 if NONE in kinds else 1
-    kinds = kinds[::halved]
+    halved = 2 if any(slot.word == NONE for slot in slots) else 1
+    slots = slots[::halved]
     if keys.get("recurrent_kv_cache_mode") != "per_loop":
-        return kinds
+        return slots
     head = keys.need("n_input_layers", low=0)
     tail = keys.need("n_output_layers", low=0)
     start = Known(head.value // halved, head.by)
-    stop = Known(len(kinds) - tail.value // halved, tail.by)
-    return _repeat(kinds, start, stop, keys.need("n_recurrent_loops"))
+    stop = Known(len(slots) - tail.value // halved, f"the layers less {tail.by}")
+    return _repeat(slots, start, stop, keys.need("n_recurrent_loops"))
 
 
-def inkling2_loop(kinds: Words, keys: Keys) -> Words:
+def inkling2_loop(slots: Slots, keys: Keys) -> Slots:
     """Layers loop_layer_index_start … end run loop_num_passes times, each pass with its cache."""
     loop = keys.section("loop_config")
     start = loop.maybe("core_start", low=0) or keys.need("loop_layer_index_start", low=0)
     stop = loop.maybe("core_end", low=0) or keys.need("loop_layer_index_end", low=0)
     passes = loop.maybe("num_passes") or keys.need("loop_num_passes")
-    return _repeat(kinds, start, stop, passes)
+    last = len(slots)  # the class slices its layers: what lies beyond them is not run
+    return _repeat(
+        slots,
+        Known(min(start.value, last), start.by),
+        Known(min(stop.value, last), stop.by),
+        passes,
+    )
 
 
-def _repeat(kinds: Words, start: Known, stop: Known, passes: Known) -> Words:
-    if len(kinds) * passes.value > MAX_LAYERS:
+def _repeat(slots: Slots, start: Known, stop: Known, passes: Known) -> Slots:
+    """The cache's list of layers: the first pass in its place, later ones behind all others."""
+    if not 0 <= start.value <= stop.value <= len(slots):
+        raise refuse(f"{start.by} to {stop.by} is no part of {len(slots)} layers")
+    if len(slots) * passes.value > MAX_LAYERS:
         raise refuse(f"{passes.by} makes more than {MAX_LAYERS:,} cached layers")
-    core = kinds[start.value : stop.value]
-    return kinds[: start.value] + core * passes.value + kinds[stop.value :]
+    core = slots[start.value : stop.value]
+    return slots + core * (passes.value - 1)

@@ -46,6 +46,11 @@ class Keys:
     renamed: Mapping[str, str] = field(default_factory=dict)
     path: str = ""
     origin: str = "class default"
+    declared: frozenset[str] = frozenset()
+    """Keys that the class knows; empty where there is no class to ask."""
+    own: frozenset[str] = frozenset()
+    """Keys of `raw` that one layer sets for itself, and how their origin is written."""
+    own_path: str = ""
     log: list[str] | None = None
     """Where `find` writes what it found, for numbers that no single key decides."""
 
@@ -70,7 +75,7 @@ class Keys:
         given = [s for s in spelled if s in self.raw]
         for s in given:
             if self.raw[s] is not None:
-                return self.raw[s], f"{self.path}{s}"
+                return self.raw[s], f"{self.own_path if s in self.own else self.path}{s}"
         if given:
             return None
         for s in spelled:
@@ -89,7 +94,7 @@ class Keys:
 
     def declares(self, name: str) -> bool:
         """True if the class knows the key at all; every key counts where there is no class."""
-        return not self.defaults or any(s in self.defaults for s in self.spellings(name))
+        return not self.declared or any(s in self.declared for s in self.spellings(name))
 
     def maybe(self, *names: str, low: int = 1, high: int = MAX_SIZE) -> Known | None:
         """A whole number in range, or None if absent or null."""
@@ -145,13 +150,21 @@ class Keys:
         return float(value), f"{by} = {value}"
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """A true or false key."""
-        value = self.get(name)
-        return default if value is None else bool(value)
+        """A true or false key; words such as "false" are refused, since Python takes them for true."""
+        found = self.find(name)
+        if found is None:
+            return default
+        value, by = found
+        if isinstance(value, bool) or (isinstance(value, int) and value in (0, 1)):
+            return bool(value)
+        raise refuse(f"{by} is {str(value)[:40]!r}: true or false is needed")
 
     def at(self, overrides: Mapping[str, Any], path: str) -> Keys:
         """The same level with some keys set otherwise, as one layer sees it."""
-        return replace(self, raw={**self.raw, **overrides}, path=path) if overrides else self
+        if not overrides:
+            return self
+        own = frozenset(overrides)
+        return replace(self, raw={**self.raw, **overrides}, own=own, own_path=path)
 
     def section(self, name: str) -> Keys:
         """A nested table of this class, such as dbrx's attn_config; empty if absent."""

@@ -16,12 +16,18 @@ def latent(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
     DeepSeek-V2, arXiv 2405.04434, section 2.1; transformers stores the latent in the K slot and the
     RoPE key in the V slot.
     """
+    if "kv_lora_rank" in keys.raw and keys.raw["kv_lora_rank"] is None:  # a variant without MLA
+        return plain(keys, place)
     _, window = window_of(keys, place)
     rank = keys.need("kv_lora_rank")
     rope = keys.need("qk_rope_head_dim", low=0)
     nope = keys.need("qk_nope_head_dim", low=0)
     value = keys.maybe("v_head_dim") or head_dim(keys, place)
-    trace = (("k_head_dim", rank.by), ("v_head_dim", rope.by))
+    trace = (
+        ("kv_heads", "one latent for all heads"),
+        ("k_head_dim", rank.by),
+        ("v_head_dim", rope.by),
+    )
     return (
         LayerCache(
             layer=place.index,

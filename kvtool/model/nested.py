@@ -24,6 +24,10 @@ class Part:
 
     keys: Keys
     above: tuple[Mapping[str, Any], ...]
+    composite: bool = False
+    """True if a level above holds an encoder of its own beside the decoder."""
+    encoded: bool = False
+    """True if the class of a level above is an encoder-decoder."""
 
     def anywhere(self, *names: str) -> Any:
         """A key that may stand at the language model's level or above it, such as dtype."""
@@ -34,7 +38,9 @@ class Part:
         return None
 
 
-def language_part(raw: Mapping[str, Any], table: Mapping[str, Any]) -> Part:
+def language_part(
+    raw: Mapping[str, Any], table: Mapping[str, Any], *, refusing: bool = True
+) -> Part:
     """Follow text_config and its like down to the level that has layers and heads.
 
     A nested config without a model_type, or with one that transformers does not know, takes the
@@ -43,9 +49,10 @@ def language_part(raw: Mapping[str, Any], table: Mapping[str, Any]) -> Part:
     model_type = type_of(raw, None)
     above: list[Mapping[str, Any]] = []
     path = ""
+    composite = encoded = False
     for _ in range(MAX_DEPTH):
         refused = family_of(model_type).refused
-        if refused:
+        if refused and refusing:
             raise refuse(
                 f"{model_type}: {refused}", "kvtool sizes caches of keys, values and states"
             )
@@ -54,9 +61,13 @@ def language_part(raw: Mapping[str, Any], table: Mapping[str, Any]) -> Part:
             break
         name, inner, default_type = found
         above.append(raw)
+        row = table.get(model_type, {})
+        beside = {*raw, *row.get("nested", {})} & {"encoder", "text_encoder"}
+        composite = composite or bool(beside)
+        encoded = encoded or bool(row.get("defaults", {}).get("is_encoder_decoder"))
         path += f"{name}."
         raw, model_type = inner, type_of(inner, default_type, table)
-    return Part(_keys(raw, model_type, table, path), tuple(above))
+    return Part(_keys(raw, model_type, table, path), tuple(above), composite, encoded)
 
 
 def type_of(
@@ -101,13 +112,17 @@ def _has_marks(raw: Mapping[str, Any]) -> bool:
 
 
 def _keys(raw: Mapping[str, Any], model_type: str, table: Mapping[str, Any], path: str) -> Keys:
-    family = family_of(model_type)
-    row = table.get(family.like or model_type, {})
+    family = FAMILIES.get(model_type)
+    like = family.like if family else ""
+    row = table.get(like or model_type, {})
+    renamed = dict(family.renamed) if family and like else dict(row.get("renamed", {}))
+    declared = frozenset(row.get("defaults", {}))
     return Keys(
         raw=raw,
         model_type=model_type,
-        defaults=row.get("defaults", {}) if not family.like else {},
-        renamed=row.get("renamed", {}) | family.renamed,
+        defaults={} if like else row.get("defaults", {}),
+        declared=declared | frozenset(renamed.values()) if declared else declared,
+        renamed=renamed,
         path=path.replace("..", ".").lstrip("."),
     )
 

@@ -194,6 +194,16 @@ def zamba2(keys: Keys, count: int) -> Words:
     return [HYBRID if i in set(chosen) else LINEAR for i in range(count)]
 
 
+REFORMER = ["local", "lsh"] * 3
+"""ReformerConfig's attn_layers where a config has none."""
+
+
+def reformer(keys: Keys, count: int) -> Words:
+    """Reformer has as many layers as attn_layers has entries."""
+    found = keys.words("attn_layers")
+    return [FULL] * len(found[0] if found else REFORMER)
+
+
 def block_cycle(keys: Keys, count: int) -> Words:
     """RecurrentGemma: block_types repeats; its attention is always local."""
     found = keys.words("block_types") or (["recurrent", "recurrent", "attention"], "its class")

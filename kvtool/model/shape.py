@@ -44,7 +44,10 @@ class LayerCache:
     """One thing one layer caches. A layer may cache several (self and cross, attention and state)."""
 
     layer: int
+    """Index among the cache's layers: a looped layer has one for each pass."""
     kind: Kind
+    module: int = 0
+    """Index of the decoder layer that fills it, for pipeline stages."""
     kv_heads: int = 0
     k_head_dim: int = 0
     v_head_dim: int = 0
@@ -64,6 +67,8 @@ class LayerCache:
     """True where transformers repeats K and V to every query head before it caches them."""
     fixed_bytes: int = 0
     """Bytes a token besides K and V, whatever the KV dtype (Reformer's bucket numbers)."""
+    fixed_above: int = 0
+    """Only once the text is longer than this (Reformer's chunk)."""
     reference: bool = False
     """Unlimited-OCR: the prompt is kept whole, only generated tokens slide (over `span`)."""
     span: int = 0
@@ -79,6 +84,8 @@ class ModelShape:
 
     model_type: str
     num_layers: int
+    num_modules: int
+    """Decoder layers; fewer than num_layers where a layer keeps several caches."""
     layers_by: str
     """Which keys decided the number of layers and the kind of each."""
     layers: tuple[LayerCache, ...]

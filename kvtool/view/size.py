@@ -8,64 +8,91 @@ from typing import Any
 from kvtool.run import Row, Run
 from kvtool.units import format_bytes
 from kvtool.view import Chart, Line, Table, View
+from kvtool.view.engines import MEANING, differences, pool_table
 
-OPTIONAL = ("encoder_tokens", "tp", "pp", "block_size")
+OPTIONAL = ("encoder_tokens", "tp", "pp", "dcp", "dp", "block_size")
 """Columns shown only where some row has something other than nothing or 1 in them."""
 
 
-def view(run: Run) -> View:
-    """Tables and sentences of a size run; `params` say which breakdowns were asked for."""
+def view(run: Run, curve: tuple[Row, ...] = ()) -> View:
+    """Tables and sentences of a size run; `curve` are the rows to draw, if not its own.
+
+    The run's `params` say which breakdowns were asked for.
+    """
     rows = run.rows
     tables = [_totals(rows)]
-    firsts = _largest_of_each_model(rows)
-    tables += [_kinds(row, titled=len(firsts) > 1) for row in firsts]
+    pool = pool_table(rows)
+    tables += [pool] if pool else []
+    firsts = _largest_of_each(rows)
+    several = len(firsts) > 1
+    tables += [_kinds(row, titled=several) for row in firsts if row["kinds"]]
     if run.params.get("per_layer"):
-        tables += [_layers(row) for row in firsts]
+        tables += [_layers(row) for row in firsts if row.get("per_layer")]
     if run.params.get("explain"):
-        tables += [_explanation(row) for row in firsts]
-    sentences = [text for row in firsts for text in _sentences(row, named=len(firsts) > 1)]
-    sentences += [text for row in firsts for text in _shares(row, run.params.get("levels", {}))]
-    return View(tables=tuple(tables), sentences=tuple(sentences), chart=_chart(run))
+        tables += [_explanation(row) for row in firsts if row["kinds"]]
+    plain = [row for row in firsts if row["engine"] != "vllm"]
+    named = len({row["model"] for row in firsts}) > 1
+    sentences = [text for row in _one_of_each_model(plain) for text in _sentences(row, named=named)]
+    if len({row["engine"] for row in rows}) > 1:
+        sentences += differences(list(rows))
+    if run.params.get("gpu_asked"):
+        sentences += [text for row in firsts for text in _shares(row, run.params["levels"])]
+    return View(tables=tuple(tables), sentences=tuple(sentences), chart=_chart(run, curve or rows))
 
 
-def _largest_of_each_model(rows: Iterable[Row]) -> list[Row]:
-    """For each model its row of the longest context, at the smallest batch."""
-    best: dict[str, Row] = {}
+def _largest_of_each(rows: Iterable[Row]) -> list[Row]:
+    """For each model and engine its row of the longest context, at the smallest batch."""
+    best: dict[tuple[str, str], Row] = {}
     for row in rows:
-        held = best.get(row["model"])
+        key = (row["model"], row["engine"])
+        held = best.get(key)
         rank = (row["context_tokens"], -row["batch"])
         if held is None or rank > (held["context_tokens"], -held["batch"]):
-            best[row["model"]] = row
+            best[key] = row
     return list(best.values())
 
 
+def _one_of_each_model(rows: Iterable[Row]) -> list[Row]:
+    return list({row["model"]: row for row in reversed(list(rows))}.values())[::-1]
+
+
 def _totals(rows: tuple[Row, ...]) -> Table:
-    shown = [name for name in OPTIONAL if any(row[name] not in (None, 0, 1) for row in rows)]
-    split = any(row["tp"] * row["pp"] > 1 for row in rows)
+    shown = [n for n in OPTIONAL if any(row[n] not in (None, 0, 1) for row in rows)]
+    engines = len({row["engine"] for row in rows}) > 1
+    split = any(row["tp"] * row["pp"] * row["dp"] > 1 for row in rows)
     columns = [
-        "model", "context", "batch", "KV dtype", *[name.replace("_", " ") for name in shown],
+        "model", *(["engine"] if engines else []), "context", "batch", "KV dtype",
+        *[name.replace("_", " ") for name in shown],
         "next token", "sequence", "total", *(["per GPU"] if split else []),
+        *(["which is"] if engines else []),
     ]  # fmt: skip
     cells = []
     for row in rows:
-        line = [row["model"], f"{row['context_tokens']:,}", f"{row['batch']:,}", row["kv_dtype"]]
+        line = [row["model"], *([row["engine"]] if engines else [])]
+        line += [f"{row['context_tokens']:,}", f"{row['batch']:,}", row["kv_dtype"]]
         line += ["–" if row[name] is None else f"{row[name]:,}" for name in shown]
-        line += [
-            format_bytes(row[name]) for name in ("bytes_per_token", "sequence_bytes", "total_bytes")
-        ]
-        cells.append(tuple(line + ([format_bytes(row["per_gpu_bytes"])] if split else [])))
+        names = ["bytes_per_token", "sequence_bytes", "total_bytes"]
+        line += [_bytes(row[name]) for name in ([*names, "per_gpu_bytes"] if split else names)]
+        cells.append(tuple(line + ([MEANING[row["engine"]]] if engines else [])))
     return Table(
         columns=tuple(columns),
         rows=tuple(cells),
-        right=frozenset(columns) - {"model", "KV dtype"},
+        right=frozenset(columns) - {"model", "engine", "KV dtype", "which is"},
     )
+
+
+def _bytes(count: int | None) -> str:
+    return "–" if count is None else format_bytes(count)
 
 
 def _kinds(row: Row, *, titled: bool) -> Table:
     columns = ("kind", "layers", "KV heads", "K + V size", "tokens held", "bytes", "share")
     name = f"{row['model']}, " if titled else ""
+    what = "by kind of layer"
+    if row["engine"] != "ideal":
+        what += f" ({row['engine']})"
     return Table(
-        title=f"{name}{row['context_tokens']:,} tokens{_times(row['batch'])}, by kind of layer",
+        title=f"{name}{row['context_tokens']:,} tokens{_times(row['batch'])}, {what}",
         columns=columns,
         rows=tuple(_kind_cells(kind, row["total_bytes"]) for kind in row["kinds"]),
         right=frozenset(columns[1:]),
@@ -74,11 +101,12 @@ def _kinds(row: Row, *, titled: bool) -> Table:
 
 def _kind_cells(kind: dict[str, Any], total: int) -> tuple[str, ...]:
     grows = kind["kind"] != "linear"
+    heads = kind["kv_heads"]
     return (
         kind["kind"],
         f"{kind['layers']:,}",
-        f"{kind['kv_heads']:,}" if grows else "–",
-        f"{kind['k_head_dim']} + {kind['v_head_dim']}" if grows else "–",
+        f"{heads:,}" if grows and heads is not None else "–",
+        f"{kind['k_head_dim']} + {kind['v_head_dim']}" if grows and heads is not None else "–",
         f"{kind['tokens']:,}" if grows else "constant",
         format_bytes(kind["bytes"]),
         f"{kind['bytes'] / total:.1%}" if total else "–",
@@ -118,14 +146,18 @@ def _assumed(row: Row) -> str:
 
 
 def _shares(row: Row, levels: dict[str, int]) -> list[str]:
-    """What part of each GPU asked for the fullest rank's cache would take, weights apart."""
-    need = row["per_gpu_bytes"]
-    return [
-        f"{row['model']}, {row['context_tokens']:,} tokens{_times(row['batch'])}: "
-        f"{format_bytes(need)} is {need / size:.1%} of the {format_bytes(size)} of one {name}; "
-        "the weights come on top."
-        for name, size in levels.items()
-    ]
+    """What part of each GPU (or number of them) the cache would take, weights apart."""
+    said = []
+    for name, size in levels.items():
+        several = " × " in name
+        need = row["total_bytes"] if several else row["per_gpu_bytes"]
+        if need is not None:
+            said.append(
+                f"{row['model']}, {row['context_tokens']:,} tokens{_times(row['batch'])}: "
+                f"{format_bytes(need)} is {need / size:.1%} of the {format_bytes(size)} of "
+                f"{name if several else f'one {name}'}; the weights come on top."
+            )
+    return said
 
 
 def _mha(row: Row) -> str:
@@ -230,11 +262,14 @@ def _ratio(large: int, small: int) -> str:
     return f"{ratio:.0f}x" if abs(ratio - round(ratio)) < 0.005 else f"{ratio:.1f}x"
 
 
-def _chart(run: Run) -> Chart | None:
+def _chart(run: Run, rows: tuple[Row, ...]) -> Chart | None:
     """Bytes against context, a line for each model, batch and dtype."""
     lines: dict[str, list[tuple[int, int]]] = {}
-    varying = [n for n in ("batch", "kv_dtype", "tp", "pp") if len({r[n] for r in run.rows}) > 1]
-    for row in run.rows:
+    names = ("engine", "batch", "kv_dtype", "tp", "pp", "block_size")
+    varying = [n for n in names if len({r[n] for r in rows}) > 1]
+    for row in rows:
+        if row["total_bytes"] is None:
+            continue
         extra = ", ".join(f"{name.replace('_', ' ')} {row[name]}" for name in varying)
         name = f"{row['model']} ({extra})" if extra else row["model"]
         lines.setdefault(name, []).append((row["context_tokens"], row["total_bytes"]))

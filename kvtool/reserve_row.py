@@ -1,0 +1,148 @@
+"""The row of the engine `vllm`: what it reserves for one request, and the pool that it lays out."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kvtool.engines.vllm import LayerSpec, VllmPool, VllmSettings, pool_of, reserve
+from kvtool.model.shape import ModelShape
+from kvtool.run import Row
+from kvtool.size_row import Case, Subject, gqa_ratio, inputs, plain_bytes
+
+STATE_BLOCK_TOKENS = 8192
+"""Tokens that a state's block stands for, at most: nominal, for no byte depends on it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmOptions:
+    """The engine's own options, as typed. Lengths in tokens, memory in bytes a GPU."""
+
+    max_model_len: int | None = None
+    max_batched_tokens: int = 8192
+    batches_in_flight: int | None = None
+    prefix_caching: bool = False
+    hybrid: bool = True
+    kv_memory: int | None = None
+    pp_layers: tuple[int, ...] = ()
+    ds_mla: bool = False
+    """fp8_ds_mla: DeepSeek's own fp8 layout of a latent, 656 bytes a token."""
+
+
+def settings_of(case: Case, options: VllmOptions) -> VllmSettings:
+    """The settings that vLLM would be started with. One request is as long as the context unless
+    --max-model-len says otherwise."""
+    shape, layout = case.layout.shape, case.layout
+    default_batches = layout.pp if layout.pp > 1 else 2
+    kv_dtype = "fp8_ds_mla" if options.ds_mla else layout.kv.name
+    return VllmSettings(
+        max_model_len=options.max_model_len or case.context,
+        tp=layout.tp,
+        pp=layout.pp,
+        pp_layers=options.pp_layers,
+        dcp=case.dcp,
+        dtype=layout.dtype.name,
+        kv_dtype="auto" if kv_dtype == layout.dtype.name else kv_dtype,
+        block_size=layout.block_size,
+        max_batched_tokens=options.max_batched_tokens,
+        batches_in_flight=options.batches_in_flight or default_batches,
+        prefix_caching=options.prefix_caching,
+        hybrid=options.hybrid,
+        mamba_block_size=None if options.prefix_caching else _state_block(shape),
+        kv_memory=options.kv_memory,
+    )
+
+
+def _state_block(shape: ModelShape) -> int:
+    top = shape.max_context
+    return STATE_BLOCK_TOKENS if top is None else min(STATE_BLOCK_TOKENS, top)
+
+
+def reserve_row(subject: Subject, case: Case, options: VllmOptions) -> Row:
+    """What vLLM reserves for a request of this model."""
+    settings = settings_of(case, options)
+    pool = reserve(case.layout.shape, settings)
+    row = inputs(subject, case) | _lengths(settings) | pool_fields(pool, case, settings)
+    row |= {
+        "gqa_ratio": gqa_ratio(case.layout.shape),
+        "plain_bytes": case.batch * plain_bytes(case.layout, case.context),
+        "layers": case.layout.shape.num_layers,
+    }
+    if case.layout.shape.assumed:
+        row["assume"] = case.layout.shape.assumed
+    return row
+
+
+def specs_row(name: str, specs: tuple[LayerSpec, ...], case: Case, options: VllmOptions) -> Row:
+    """The same for a mix of layer specs (--layer-specs) in place of a model."""
+    settings = settings_of(case, options)
+    pool = pool_of(specs, settings)
+    subject = Subject(name=name, source="file", shape=case.layout.shape)
+    row = inputs(subject, case) | _lengths(settings) | pool_fields(pool, case, settings)
+    return row | {"gqa_ratio": None, "plain_bytes": 0, "layers": len(specs)}
+
+
+def _lengths(settings: VllmSettings) -> Row:
+    return {
+        "max_model_len": settings.max_model_len,
+        "max_batched_tokens": settings.max_batched_tokens,
+        "batches_in_flight": settings.batches_in_flight,
+        "prefix_caching": settings.prefix_caching,
+        "hybrid": settings.hybrid,
+        "kv_memory_bytes": settings.kv_memory,
+    }
+
+
+def pool_fields(pool: VllmPool, case: Case, settings: VllmSettings) -> Row:
+    """The pool's numbers. Bytes of a block and of a request are one GPU's; totals are all GPUs'."""
+    request = pool.one_request_bytes
+    gpus = case.layout.tp * case.layout.pp
+    per_gpu = None if request is None else -(-case.batch // case.dp) * request
+    longer = _longer(pool, settings)
+    return {
+        "block_size": pool.block_size,
+        "bytes_per_token": longer,
+        "sequence_bytes": None if request is None else request * gpus,
+        "state_bytes": None,
+        "cross_bytes": None,
+        "scale_bytes": 0,
+        "total_bytes": None if request is None else case.batch * request * gpus,
+        "per_gpu_bytes": per_gpu,
+        "mha_bytes": None,
+        "bytes_per_block": pool.bytes_per_block,
+        "blocks_per_request": pool.blocks_per_request,
+        "one_request_bytes": request,
+        "num_blocks": pool.num_blocks,
+        "kv_cache_size_tokens": pool.kv_cache_size_tokens,
+        "max_concurrency": pool.max_concurrency,
+        "fits": pool.fits,
+        "reason": pool.reason,
+        "groups": [asdict(group) for group in pool.groups],
+        "kinds": [_kind(group, pool, case.batch * gpus) for group in map(asdict, pool.groups)],
+    }
+
+
+def _longer(pool: VllmPool, settings: VllmSettings) -> int | None:
+    """Bytes that a request one block longer reserves, a token of it."""
+    return None if pool.bytes_per_block is None else pool.bytes_per_block // pool.block_size
+
+
+def _kind(group: dict[str, Any], pool: VllmPool, times: int) -> dict[str, Any]:
+    blocks, size = group["blocks_per_request"], pool.bytes_per_block or 0
+    return {
+        "kind": group["kind"],
+        "layers": group["layers"],
+        "kv_heads": None,
+        "k_head_dim": None,
+        "v_head_dim": None,
+        "window": None,
+        "tokens": blocks * group["block_size"],
+        "bytes": times * blocks * size,
+        "state_bytes": 0,
+        "formula": f"{blocks:,} blocks × {size:,} bytes"
+        + (f" × {times:,} (sequences and GPUs)" if times > 1 else ""),
+        "decided_by": {
+            "blocks": f"{group['blocks_per_request']} of {group['block_size']} tokens a request",
+            "bytes_per_block": "the largest group's pages: every group draws from one pool",
+        },
+    }

@@ -1,0 +1,62 @@
+"""Caches beside the model's own: a draft model's, and multi-token-prediction layers'."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvtool.errors import KvtoolError
+from kvtool.model.shape import LayerCache, ModelShape
+
+
+def with_draft(shape: ModelShape, draft: ModelShape, name: str) -> ModelShape:
+    """The model with a draft model's layers after its own: both caches grow with every token."""
+    moved = tuple(
+        replace(
+            entry,
+            layer=entry.layer + shape.num_layers,
+            module=entry.module + shape.num_modules,
+            trace=(("draft", name), *entry.trace),
+        )
+        for entry in draft.layers
+    )
+    return replace(
+        shape,
+        layers=shape.layers + moved,
+        num_layers=shape.num_layers + draft.num_layers,
+        num_modules=shape.num_modules + draft.num_modules,
+        notes=(*shape.notes, f"with the cache of the draft model {name}"),
+    )
+
+
+def with_mtp(shape: ModelShape, count: int) -> ModelShape:
+    """The model with `count` multi-token-prediction layers.
+
+    Each is a decoder layer like the model's last one that keeps every token (DeepSeek-V3, arXiv
+    2412.19437, section 2.2): its attention, latent and indexer.
+    """
+    if not count:
+        return shape
+    last = max((e.layer for e in shape.layers if e.kind in ("full", "latent")), default=None)
+    if last is None:
+        raise KvtoolError(
+            f"{shape.model_type} has no full attention layer for --mtp to repeat",
+            "leave out --mtp",
+            code="no_mtp",
+        )
+    own = [e for e in shape.layers if e.layer == last and e.kind != "linear"]
+    return replace(
+        shape,
+        layers=shape.layers + tuple(_copy(shape, e, i) for i in range(count) for e in own),
+        num_layers=shape.num_layers + count,
+        num_modules=shape.num_modules + count,
+        notes=(*shape.notes, f"with {count} multi-token-prediction layers"),
+    )
+
+
+def _copy(shape: ModelShape, entry: LayerCache, index: int) -> LayerCache:
+    return replace(
+        entry,
+        layer=shape.num_layers + index,
+        module=shape.num_modules + index,
+        trace=(("mtp", f"like layer {entry.layer}"), *entry.trace),
+    )
