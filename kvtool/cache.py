@@ -22,6 +22,10 @@ class CacheLayout:
     kv: KvDtype
     tp: int = 1
     pp: int = 1
+    pp_layers: tuple[int, ...] = ()
+    """Layers of each pipeline stage; empty: vLLM's even split over pp."""
+    dcp: int = 1
+    """Decode context parallelism: ranks among tp that share a sequence's tokens."""
     block_size: int | None = None
 
 
@@ -76,7 +80,9 @@ def shard(pieces: int, tp: int) -> int:
     return max(1, pieces // tp)
 
 
-def check_parallel(shape: ModelShape, tp: int, pp: int) -> None:
+def check_parallel(
+    shape: ModelShape, tp: int, pp: int, *, pp_layers: tuple[int, ...] = (), dcp: int = 1
+) -> None:
     """Refuse a tp that does not divide the heads, or more stages than layers."""
     for entry in shape.layers:
         pieces = [("query heads", entry.query_heads)] if entry.query_heads else []
@@ -92,6 +98,19 @@ def check_parallel(shape: ModelShape, tp: int, pp: int) -> None:
                     + ", ".join(str(n) for n in (1, 2, 4, 8, 16) if not count % n),
                     code="tp_does_not_divide",
                 )
+    if tp % dcp:
+        raise KvtoolError(
+            f"--dcp {dcp} does not divide --tp {tp}",
+            "its ranks are tensor-parallel ranks: raise --tp, or choose a dcp that divides it",
+            code="dcp_does_not_divide",
+        )
+    if pp_layers and sum(pp_layers) != shape.num_modules:
+        raise KvtoolError(
+            f"--pp-layers are {sum(pp_layers)} layers, and {shape.model_type} has "
+            f"{shape.num_modules}",
+            "give each stage its layers, so that they add up",
+            code="pp_layers_do_not_add_up",
+        )
     if pp > shape.num_modules:
         raise KvtoolError(
             f"--pp {pp} is more than the {shape.num_modules} layers of {shape.model_type}",
@@ -100,14 +119,14 @@ def check_parallel(shape: ModelShape, tp: int, pp: int) -> None:
         )
 
 
-def stages(num_layers: int, pp: int) -> list[range]:
-    """Layers of each pipeline stage.
+def stages(num_layers: int, pp: int, given: tuple[int, ...] = ()) -> list[range]:
+    """Layers of each pipeline stage, as `given` or split evenly.
 
     The remainder goes to the stages before the last, from the back, since the first and last also
     hold embeddings: vLLM, distributed/utils.py, get_pp_indices.
     """
-    sizes = [num_layers // pp] * pp
-    for i in range(2, num_layers % pp + 2):
+    sizes = list(given) or [num_layers // pp] * pp
+    for i in range(2, 2 if given else num_layers % pp + 2):
         sizes[-i] += 1
-    starts = [sum(sizes[:i]) for i in range(pp)]
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
     return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]

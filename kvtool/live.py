@@ -286,7 +286,9 @@ def unweighted() -> Iterator[None]:
                 if func is aten._local_scalar_dense.default:
                     return torch.ones((), dtype=asked.dtype, device="cpu").item()
                 if func is aten.nonzero.default:
-                    return torch.empty((asked.numel(), asked.dim()), dtype=torch.int64, device="meta")
+                    return torch.empty(
+                        (asked.numel(), asked.dim()), dtype=torch.int64, device="meta"
+                    )
             return func(*args, **(kwargs or {}))
 
     with Answers():

@@ -24,7 +24,6 @@ class VllmOptions:
     prefix_caching: bool = False
     hybrid: bool = True
     kv_memory: int | None = None
-    pp_layers: tuple[int, ...] = ()
     ds_mla: bool = False
     """fp8_ds_mla: DeepSeek's own fp8 layout of a latent, 656 bytes a token."""
 
@@ -39,8 +38,8 @@ def settings_of(case: Case, options: VllmOptions) -> VllmSettings:
         max_model_len=options.max_model_len or case.context,
         tp=layout.tp,
         pp=layout.pp,
-        pp_layers=options.pp_layers,
-        dcp=case.dcp,
+        pp_layers=layout.pp_layers,
+        dcp=layout.dcp,
         dtype=layout.dtype.name,
         kv_dtype="auto" if kv_dtype == layout.dtype.name else kv_dtype,
         block_size=layout.block_size,

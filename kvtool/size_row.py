@@ -32,8 +32,8 @@ class Case:
     layout: CacheLayout
     cache: str = "dynamic"
     prompt: int | None = None
-    dcp: int = 1
     dp: int = 1
+    """Data-parallel attention: ranks that share the sequences."""
 
 
 def inputs(subject: Subject, case: Case) -> Row:
@@ -51,7 +51,7 @@ def inputs(subject: Subject, case: Case) -> Row:
         "kv_dtype": layout.kv.name,
         "tp": layout.tp,
         "pp": layout.pp,
-        "dcp": case.dcp,
+        "dcp": layout.dcp,
         "dp": case.dp,
         "block_size": layout.block_size,
         "max_context": layout.shape.max_context,

@@ -52,6 +52,8 @@ class Query:
     """Which cache object of transformers: dynamic or static."""
     prompt: int | None = None
     """Tokens of the context that were the prompt; None: all of them."""
+    pp_layers: tuple[int, ...] = ()
+    """Layers of each pipeline stage; empty: an even split."""
     dcp: int = 1
     """Decode context parallelism: ranks that share a sequence's tokens."""
     dp: int = 1
@@ -114,11 +116,13 @@ def specs_rows(name: str, specs: tuple[LayerSpec, ...], query: Query) -> list[Ro
     rows = []
     for context, batch in product(query.contexts or (DEFAULT_CONTEXT,), query.batches):
         layout = CacheLayout(
-            shape=EMPTY, dtype=dtype, kv=parse_kv_dtype("auto", auto=dtype), pp=query.pps[0]
+            shape=EMPTY,
+            dtype=dtype,
+            kv=parse_kv_dtype("auto", auto=dtype),
+            pp=query.pps[0],
+            dcp=query.dcp,
         )
-        case = Case(
-            engine="vllm", context=context, encoder=0, batch=batch, layout=layout, dcp=query.dcp
-        )
+        case = Case(engine="vllm", context=context, encoder=0, batch=batch, layout=layout)
         rows.append(specs_row(name, specs, case, query.vllm))
     return rows
 
@@ -132,7 +136,6 @@ def _row(subject: Subject, query: Query, case: Case) -> Row:
         encoder=case.encoder,
         prompt=case.prompt,
         cache=case.cache,
-        dcp=case.dcp,
     )
     return size_row(subject, case, sequence, per_layer=query.per_layer)
 
@@ -153,7 +156,7 @@ def _cases(
 ) -> Iterator[Case]:
     auto = DTYPES[shape.kv_dtype] if shape.kv_dtype else dtype
     for tp, pp in product(query.tps, query.pps):
-        check_parallel(shape, tp, pp)
+        check_parallel(shape, tp, pp, pp_layers=query.pp_layers, dcp=query.dcp)
     for context, batch, text, tp, pp, block_size, engine in product(
         contexts,
         query.batches,
@@ -170,11 +173,17 @@ def _cases(
             encoder=0,
             batch=batch,
             layout=CacheLayout(
-                shape=shape, dtype=dtype, kv=kv, tp=tp, pp=pp, block_size=block_size
+                shape=shape,
+                dtype=dtype,
+                kv=kv,
+                tp=tp,
+                pp=pp,
+                pp_layers=query.pp_layers,
+                dcp=query.dcp,
+                block_size=block_size,
             ),
             cache=query.cache,
             prompt=query.prompt,
-            dcp=query.dcp,
             dp=query.dp,
         )
 

@@ -278,6 +278,7 @@ TYPES: dict[str, Setting] = {
     "udop": at({"bbox": (11, 4)}),
     "voxtral_realtime": at({"encoder_inputs_embeds": (84, 64)}, steps=0),
     "xlstm": at(hidden_size=128, embedding_dim=128),
+    "whisper": at({"input_features": (16, 128)}, "input_ids"),
     "xmod": at(is_decoder=True, default_language="en_XX"),
     "zamba": at(num_hidden_layers=6, n_mamba_heads=2,
                 layers_block_type=["mamba", "mamba", "hybrid", "mamba", "mamba", "hybrid"]),
@@ -312,11 +313,55 @@ NOT_STATIC = {
 }
 """Classes that cannot be given a static cache, or do not look at it."""
 
-SAMPLE = (
-    "llama qwen2 qwen3_moe gemma2 gemma3_text gemma3n_text gemma4_text gpt_oss llama4 mistral phi3 "
-    "cohere2 olmo3 falcon gpt2 bloom gpt_neo gpt_bigcode deepseek_v3 deepseek_v32 deepseek_v4 "
-    "minicpm3 longcat_flash kimi_linear mamba mamba2 jamba zamba2 bamba falcon_h1 nemotron_h "
-    "granitemoehybrid qwen3_next qwen3_5 lfm2 minimax rwkv recurrent_gemma zaya bart t5 whisper "
-    "mllama qwen2_vl xlnet bert dory inkling_text unlimited_ocr"
-).split()
+SAMPLE = [
+    "llama",
+    "qwen2",
+    "qwen3_moe",
+    "gemma2",
+    "gemma3_text",
+    "gemma3n_text",
+    "gemma4_text",
+    "gpt_oss",
+    "llama4",
+    "mistral",
+    "phi3",
+    "cohere2",
+    "olmo3",
+    "falcon",
+    "gpt2",
+    "bloom",
+    "gpt_neo",
+    "gpt_bigcode",
+    "deepseek_v3",
+    "deepseek_v32",
+    "deepseek_v4",
+    "minicpm3",
+    "longcat_flash",
+    "kimi_linear",
+    "mamba",
+    "mamba2",
+    "jamba",
+    "zamba2",
+    "bamba",
+    "falcon_h1",
+    "nemotron_h",
+    "granitemoehybrid",
+    "qwen3_next",
+    "qwen3_5",
+    "lfm2",
+    "minimax",
+    "rwkv",
+    "recurrent_gemma",
+    "zaya",
+    "bart",
+    "t5",
+    "whisper",
+    "mllama",
+    "qwen2_vl",
+    "xlnet",
+    "bert",
+    "dory",
+    "inkling_text",
+    "unlimited_ocr",
+]
 """What `make test` runs; `make test-full` runs all."""

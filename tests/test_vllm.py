@@ -32,9 +32,9 @@ GIB = 1024**3
 
 
 def script() -> ModuleType:
-    """scripts/accuracy_vllm.py, whose comparison the tests share."""
-    path = Path(__file__).parents[1] / "scripts/accuracy_vllm.py"
-    spec = importlib.util.spec_from_file_location("accuracy_vllm", path)
+    """scripts/accuracy.py, whose comparison the tests share."""
+    path = Path(__file__).parents[1] / "scripts/accuracy.py"
+    spec = importlib.util.spec_from_file_location("accuracy", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

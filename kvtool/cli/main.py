@@ -33,6 +33,7 @@ class Entry(NamedTuple):
 
 COMMANDS: dict[str, Entry] = {
     "size": Entry("kvtool.cli.size", ANALYSE, "How many bytes does the KV cache take?"),
+    "check": Entry("kvtool.cli.check", ANALYSE, "Is that what really gets allocated?"),
     "presets": Entry(
         "kvtool.cli.presets", ANALYSE, "What is known: models and GPUs, each with its source."
     ),

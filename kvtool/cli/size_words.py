@@ -32,7 +32,7 @@ def query_of(given: dict[str, Any]) -> Query:
         raise usage_error(
             f"--pp-layers names {len(stages)} stages and --pp says otherwise", "leave out --pp"
         )
-    vllm = _vllm(given, stages)
+    vllm = _vllm(given)
     contexts = _many(given["context"], "--context") if given["context"] is not None else ()
     return Query(
         engines=engines,
@@ -50,13 +50,14 @@ def query_of(given: dict[str, Any]) -> Query:
         per_layer=given["per_layer"],
         cache=given["cache"],
         prompt=_one(given["prompt_tokens"], "--prompt-tokens", low=0),
+        pp_layers=stages,
         dcp=parse_count(given["dcp"], name="--dcp", high=MAX_PARALLEL),
         dp=parse_count(given["dp"], name="--dp", high=MAX_PARALLEL),
         vllm=vllm,
     )
 
 
-def _vllm(given: dict[str, Any], stages: tuple[int, ...]) -> VllmOptions:
+def _vllm(given: dict[str, Any]) -> VllmOptions:
     memory = given["kv_memory"]
     return VllmOptions(
         max_model_len=_one(given["max_model_len"], "--max-model-len"),
@@ -65,7 +66,6 @@ def _vllm(given: dict[str, Any], stages: tuple[int, ...]) -> VllmOptions:
         prefix_caching=given["prefix_caching"],
         hybrid=given["hybrid"],
         kv_memory=parse_bytes(memory, name="--kv-memory") if memory is not None else None,
-        pp_layers=stages,
         ds_mla=given["kv_dtype"].strip().lower() == DS_MLA,
     )
 

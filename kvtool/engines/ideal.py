@@ -41,7 +41,6 @@ def size(
     encoder: int,
     prompt: int | None = None,
     cache: str = "dynamic",
-    dcp: int = 1,
 ) -> Sequence:
     """One sequence of `context` tokens, with `encoder` tokens behind its cross-attention.
 
@@ -64,7 +63,7 @@ def size(
         next_token_bytes=_next_token(layout, context),
         state_bytes=sum(states),
         cross_bytes=sum(g for e, g in zip(entries, grown, strict=True) if e.kind == "cross"),
-        rank_bytes=_worst_rank(layout, tokens, dcp),
+        rank_bytes=_worst_rank(layout, tokens),
         mha_bytes=sum(n * mha_token_bytes(layout, e) for e, n in pairs) + sum(states),
         scale_bytes=sum(n * token_scale_bytes(layout, e) for e, n in pairs),
     )
@@ -86,19 +85,19 @@ def _next_token(layout: CacheLayout, context: int) -> int:
     return round(sum(adds))
 
 
-def _worst_rank(layout: CacheLayout, tokens: list[int], dcp: int) -> int:
+def _worst_rank(layout: CacheLayout, tokens: list[int]) -> int:
     """Bytes on the fullest GPU: the worst pipeline stage, one tensor-parallel rank of it.
 
-    With decode context parallelism, `dcp` ranks share the tokens of full layers and latents.
+    With decode context parallelism, ranks share the tokens of full layers and latents.
     """
     layers: dict[int, int] = {}
     for entry, n in zip(layout.shape.layers, tokens, strict=True):
-        shared = dcp if entry.kind in ("full", "latent", "indexer") else 1
+        shared = layout.dcp if entry.kind in ("full", "latent", "indexer") else 1
         n = -(-n // shared)
         own = n * token_bytes(layout, entry, tp=layout.tp) + fixed_bytes(entry, n)
         own += sum(state_bytes(layout, state, tp=layout.tp) for state in entry.states)
         layers[entry.module] = layers.get(entry.module, 0) + own
     return max(
         sum(layers.get(layer, 0) for layer in stage)
-        for stage in stages(layout.shape.num_modules, layout.pp)
+        for stage in stages(layout.shape.num_modules, layout.pp, layout.pp_layers)
     )

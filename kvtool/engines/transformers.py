@@ -35,6 +35,9 @@ NARROW_STATES = {"minimax", "xlstm"}
 MODULE_STATES = {"recurrent_gemma"}
 """Classes that keep their states on the modules, outside the cache object."""
 
+NEVER_STATIC = {"recurrent_gemma", "xlnet", "reformer", "rwkv"}
+"""Classes that keep their own dynamic cache when a static one is asked for."""
+
 INDEXER_WIDTHS = {"glm5_next_text": lambda width: 2 * width + 1}
 """What an indexer's key is stored with: GLM-5-Next's gate scores and a mark of valid channels."""
 
@@ -48,10 +51,9 @@ def size(
     encoder: int,
     prompt: int | None,
     cache: str,
-    dcp: int = 1,
 ) -> Sequence:
     """One sequence (one row of input_ids), whole model."""
-    check(layout, dcp)
+    check(layout)
     held = as_held(layout)
     found = list(_parts(held, context, encoder, context if prompt is None else prompt, cache))
     entries = held.shape.layers
@@ -89,7 +91,7 @@ def parts(
     return tuple(part for _, part in _parts(held, context, encoder, prompt, cache))
 
 
-def check(layout: CacheLayout, dcp: int = 1) -> None:
+def check(layout: CacheLayout) -> None:
     """Refuse what transformers' own cache cannot be asked for."""
     kind = layout.shape.model_type
     if kind in NO_CACHE:
@@ -102,7 +104,7 @@ def check(layout: CacheLayout, dcp: int = 1) -> None:
             "leave out --kv-dtype, or set --dtype",
             code="not_in_engine",
         )
-    if max(layout.tp, layout.pp, dcp) > 1 or layout.block_size is not None:
+    if max(layout.tp, layout.pp, layout.dcp) > 1 or layout.block_size is not None:
         raise KvtoolError(
             "--engine transformers sizes one process without blocks",
             "leave out --tp, --pp and --block-size, or use --engine ideal",
@@ -162,14 +164,15 @@ def _bytes_of(
 ) -> Iterator[tuple[str, int]]:
     k = entry.kv_heads * layout.kv.k.vector_bytes(entry.k_head_dim)
     v = entry.kv_heads * layout.kv.v.vector_bytes(entry.v_head_dim)
-    tokens = held_tokens(entry, context, encoder, cache)
+    static = cache == "static" and layout.shape.model_type not in NEVER_STATIC
+    tokens = held_tokens(entry, context, encoder, "static" if static else "dynamic")
     for state in entry.states:
         if state.name != "buffer":
             yield state.name, state_bytes(layout, state)
     if entry.kind == "linear":
         return
     if entry.stride > 1:
-        yield "other", _pool(layout, entry, context, prompt)
+        yield "other", _pool(layout, entry, context)
     elif entry.kind == "hidden":
         yield "other", tokens * token_bytes(layout, entry) + fixed_bytes(entry, tokens)
     elif entry.kind == "indexer":
@@ -195,17 +198,16 @@ def held_tokens(entry: LayerCache, context: int, encoder: int, cache: str) -> in
     return min(tokens, entry.window - 1)
 
 
-def _pool(layout: CacheLayout, entry: LayerCache, context: int, prompt: int) -> int:
+def _pool(layout: CacheLayout, entry: LayerCache, context: int) -> int:
     """DeepSeek-V4: entries so far, values and gates of pending tokens, and CSA's overlap.
 
-    The overlap's gates are fp32 as the prompt leaves them, until a window closes in decoding.
+    Gates are counted in the model's dtype; where its fp32 modules are kept (from_pretrained does),
+    CSA's overlapping gates are fp32, a few KiB more a layer.
     """
     vector = layout.kv.k.vector_bytes(entry.k_head_dim)
     series = 2 if entry.overlap else 1
     kept = entry.overlap and context >= entry.stride
-    fresh = context // entry.stride > prompt // entry.stride
-    gates = vector if fresh else 4 * entry.k_head_dim
-    overlap = entry.stride * (vector + gates) if kept else 0
+    overlap = 2 * entry.stride * vector if kept else 0
     pending = 2 * (context % entry.stride) * series * vector
     return context // entry.stride * vector + pending + overlap
 

@@ -1,0 +1,263 @@
+"""Is the prediction what transformers really holds? A model at full size, without weights, says so.
+
+The user's config is built on torch's meta device, where a tensor has a shape and no memory, a
+prompt is run through it, and what its cache holds is compared with the prediction layer by layer.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from typing import Any
+
+from kvtool import live
+from kvtool.cache import CacheLayout
+from kvtool.dtypes import Dtype, KvDtype
+from kvtool.engines.transformers import parts
+from kvtool.errors import KvtoolError
+from kvtool.model.shape import ModelShape
+from kvtool.run import Row
+from kvtool.sizing import Subject, check_context, encoder_length, model_dtype
+
+SHORT = 32
+"""Tokens of the prompt where no window has to be filled."""
+LONGEST_DEFAULT = 16 * 1024
+
+TORCH_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What to run: the prompt, the number of sequences, the dtype and the kind of cache."""
+
+    context: int | None = None
+    """None: enough to fill every window, else a few."""
+    batch: int = 1
+    dtype: Dtype | None = None
+    cache: str = "dynamic"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One run, every number resolved."""
+
+    context: int
+    encoder: int
+    batch: int
+    dtype: Dtype
+    cache: str
+
+
+def check_rows(
+    subject: Subject, config: Mapping[str, Any], asked: Asked
+) -> tuple[list[Row], list[str]]:
+    """A row for each layer and kind of tensor, predicted and real, and notes."""
+    shape = subject.shape
+    dtype, dtype_note = model_dtype(shape, asked.dtype)
+    context = asked.context or default_context(shape)
+    long_note = check_context(shape, context, allow_long=False)
+    encoder, encoder_note = encoder_length(shape, None, context)
+    case = Case(context=context, encoder=encoder, batch=asked.batch, dtype=dtype, cache=asked.cache)
+    layout = CacheLayout(shape=shape, dtype=dtype, kv=KvDtype(k=dtype, v=dtype))
+    expected = parts(layout, context=context, encoder=encoder, prompt=context, cache=asked.cache)
+    predicted: dict[tuple[int, str], int] = {}
+    for part in expected:
+        key = (part.layer, part.kind)
+        sequences = asked.batch * shape.rows_per_sequence
+        predicted[key] = predicted.get(key, 0) + part.bytes * sequences
+    tensors, run_notes = held_at_full_size(config, shape, case)
+    rows = _rows(subject, case, predicted, tensors)
+    notes = [note.split(" (--")[0] for note in (dtype_note, long_note, encoder_note)]
+    return rows, [f"{subject.name}: {note}" for note in [*notes, *run_notes] if note]
+
+
+def default_context(shape: ModelShape) -> int:
+    """A few tokens more than the largest window, where nothing is computed token by token."""
+    windows = [entry.window for entry in shape.layers if entry.window is not None]
+    steps = any(entry.states for entry in shape.layers)
+    wanted = SHORT if steps or not windows else min(max(windows) + SHORT, LONGEST_DEFAULT)
+    return wanted if shape.max_context is None else min(wanted, shape.max_context)
+
+
+def _rows(
+    subject: Subject,
+    case: Case,
+    predicted: dict[tuple[int, str], int],
+    tensors: tuple[live.Held, ...],
+) -> list[Row]:
+    if any(one.layer == live.ALL_LAYERS for one in tensors):
+        predicted = _over_layers(predicted)
+    real: dict[tuple[int, str], list[live.Held]] = {}
+    for one in tensors:
+        real.setdefault((one.layer, one.kind), []).append(one)
+    return [
+        {
+            "model": subject.name,
+            "model_type": subject.shape.model_type,
+            "source": subject.source,
+            "context_tokens": case.context,
+            "encoder_tokens": case.encoder,
+            "batch": case.batch,
+            "cache": case.cache,
+            "layer": None if layer == live.ALL_LAYERS else layer,
+            "kind": kind,
+            "predicted_bytes": predicted.get((layer, kind), 0),
+            "real_bytes": sum(one.bytes for one in real.get((layer, kind), [])),
+            "shape": _shapes(real.get((layer, kind), [])),
+            "dtype": "/".join(dict.fromkeys(o.dtype for o in real.get((layer, kind), []))),
+            "equal": predicted.get((layer, kind), 0)
+            == sum(one.bytes for one in real.get((layer, kind), [])),
+        }
+        for layer, kind in sorted({*predicted, *real})
+        if predicted.get((layer, kind)) or (layer, kind) in real
+    ]
+
+
+def _shapes(tensors: list[live.Held]) -> str:
+    """'1×8×32×128', the shapes of several tensors with a plus between."""
+    return " + ".join("×".join(str(size) for size in one.shape) for one in tensors)
+
+
+def _over_layers(predicted: dict[tuple[int, str], int]) -> dict[tuple[int, str], int]:
+    """For a cache whose tensors hold every layer's state."""
+    out: dict[tuple[int, str], int] = {}
+    for (_, kind), count in predicted.items():
+        out[live.ALL_LAYERS, kind] = out.get((live.ALL_LAYERS, kind), 0) + count
+    return out
+
+
+def held_at_full_size(
+    config: Mapping[str, Any], shape: ModelShape, case: Case
+) -> tuple[tuple[live.Held, ...], list[str]]:
+    """The tensors of the cache after a prompt of `context` tokens, and notes on how."""
+    _, transformers = live.load_libraries()
+    kind = str(config.get("model_type"))
+    with _quiet(), offline():
+        try:
+            cls = live.config_class(kind)
+        except KeyError:
+            raise _unknown(kind, config, transformers.__version__) from None
+        try:
+            whole = cls.from_dict(dict(config))
+            return _run(whole, shape, case), []
+        except Exception as error:  # noqa: BLE001 - a class of transformers may fail in any way
+            reason = error
+        text = _text_part(whole) if "whole" in locals() else None
+        if text is not None:
+            try:
+                note = f"only its text part was run: the whole fails with {_first_line(reason)}"
+                return _run(text, shape, case), [note]
+            except Exception as error:  # noqa: BLE001 - as above
+                reason = error
+    raise KvtoolError(
+        f"transformers {transformers.__version__} cannot build or run {kind} without weights: "
+        f"{_first_line(reason)}",
+        "kvtool size MODEL --engine transformers predicts its cache all the same",
+        code="not_buildable",
+    ) from reason
+
+
+def _unknown(kind: str, config: Mapping[str, Any], version: str) -> KvtoolError:
+    remote = (
+        "its code is in its own repository, which is never run; " if config.get("auto_map") else ""
+    )
+    return KvtoolError(
+        f"transformers {version} has no model type '{kind[:60]}', so there is nothing to compare with",
+        f"{remote}kvtool size MODEL predicts its cache from the config",
+        code="not_buildable",
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines)[:160]}"
+
+
+def _text_part(config: Any) -> Any:
+    """The part of a composite that keeps the cache, or None."""
+    text = config.get_text_config(decoder=True)
+    return None if text is config else text
+
+
+def _run(config: Any, shape: ModelShape, case: Case) -> tuple[live.Held, ...]:
+    with live.unweighted():
+        model = live.build(config, device="meta", dtype=TORCH_NAMES[case.dtype.name])
+        inputs = _inputs(model, shape, case)
+        if case.cache == "static":
+            inputs["cache"] = live.static_cache(model, case.context)
+        name, cache, _ = live.fill(model, inputs)
+    found = live.held(cache, name)
+    if not found:
+        raise RuntimeError("its class fills no cache")
+    return found
+
+
+def _inputs(model: Any, shape: ModelShape, case: Case) -> dict[str, Any]:
+    """The prompt; for an encoder-decoder, the encoder's output in place of what it would read."""
+    import torch
+    from transformers.modeling_outputs import BaseModelOutput
+
+    rows = case.batch * shape.rows_per_sequence
+    ids = torch.zeros((rows, case.context), dtype=torch.long, device="meta")
+    if not model.config.is_encoder_decoder:
+        return {"input_ids": ids}
+    encoder = getattr(model.config, "encoder", None) or model.config
+    width = (rows, case.encoder, encoder.hidden_size)
+    state = torch.zeros(width, dtype=model.dtype, device="meta")
+    return {
+        "decoder_input_ids": ids,
+        "encoder_outputs": BaseModelOutput(last_hidden_state=state),
+    }
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the words of transformers: stdout is for data, and its warnings are about weights."""
+    logger = logging.getLogger("transformers")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """A config may name a backbone on the Hub: it is not fetched."""
+    constants = sys.modules.get("huggingface_hub.constants")
+    flag = "HF_HUB_OFFLINE"
+    before = getattr(constants, flag, None), os.environ.get(flag)
+    os.environ[flag] = "1"
+    if constants is not None:
+        setattr(constants, flag, True)
+    try:
+        yield
+    finally:
+        if constants is not None:
+            setattr(constants, flag, before[0])
+        if before[1] is None:
+            del os.environ[flag]
+        else:
+            os.environ[flag] = before[1]
+
+
+def difference(rows: tuple[Row, ...]) -> KvtoolError | None:
+    """The gate: an error if anything that is held was predicted otherwise."""
+    wrong = [row for row in rows if not row["equal"]]
+    if not wrong:
+        return None
+    models = list(dict.fromkeys(row["model"] for row in wrong))
+    return KvtoolError(
+        f"{', '.join(models)}: {len(wrong)} of {len(rows)} rows differ from what was predicted",
+        "please report it with the output of --json: the prediction for this model is wrong",
+        code="differs",
+    )

@@ -1,0 +1,155 @@
+"""kvtool check MODEL…: is that what really gets allocated?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvtool.cli.options import (
+    FormatOpt,
+    JsonOpt,
+    OutputOpt,
+    QuietOpt,
+    VerboseOpt,
+    output_from,
+)
+from kvtool.errors import KvtoolError, did_you_mean, usage_error
+
+if TYPE_CHECKING:
+    from kvtool.check import Asked
+    from kvtool.run import Row
+
+EPILOG = """Examples:
+
+kvtool check llama-3-70b
+
+kvtool check ./config.json --context 4k --cache static
+
+kvtool check gemma-3-27b deepseek-v3 --json
+"""
+
+_MODEL, _WORKLOAD = "Model", "Workload"
+CACHES = ("dynamic", "static")
+MAX_BATCH = 2**20
+
+
+def check(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL…",
+            help="A Hub id, a folder, a config.json, - for standard input, or a preset.",
+            show_default=False,
+        ),
+    ],
+    context: Annotated[
+        str | None,
+        typer.Option(
+            "--context", "-c", metavar="TOKENS", rich_help_panel=_WORKLOAD, show_default=False,
+            help="Tokens of the prompt. Default: more than the largest window, else 32.",
+        ),
+    ] = None,
+    batch: Annotated[
+        str, typer.Option("--batch", "-b", metavar="N", rich_help_panel=_WORKLOAD, help="Sequences.")
+    ] = "1",
+    cache: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND", rich_help_panel=_WORKLOAD,
+            help="dynamic, or static: allocated for --context tokens.",
+        ),
+    ] = "dynamic",
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DTYPE", rich_help_panel=_MODEL, show_default=False,
+            help="The model's dtype: fp32, fp16 or bf16. Default: the config's, else bf16.",
+        ),
+    ] = None,
+    revision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REV", rich_help_panel=_MODEL, show_default=False,
+            help="Branch, tag or commit of a Hub repository.",
+        ),
+    ] = None,
+    format: FormatOpt = None,
+    json: JsonOpt = False,
+    output: OutputOpt = None,
+    quiet: QuietOpt = False,
+    verbose: VerboseOpt = False,
+) -> None:  # fmt: skip
+    """Is that what really gets allocated? The model built without weights, and compared."""
+    out = output_from(format, json, output, quiet, verbose)
+    asked = _asked(context, batch, cache, dtype)
+    params = {
+        "models": models, "context": context, "batch": batch, "cache": cache, "dtype": dtype,
+        "revision": revision,
+    }  # fmt: skip
+    from kvtool.check import difference
+    from kvtool.live import load_libraries
+    from kvtool.run import Run
+    from kvtool.view.check import view
+
+    load_libraries()
+    rows, notes, failed = _checked(models, asked, revision)
+    run = Run(command="check", params=params, rows=tuple(rows), notes=tuple(notes))
+    out.emit(run, view(run), failed=difference(run.rows) or failed)
+
+
+def _asked(context: str | None, batch: str, cache: str, dtype: str | None) -> Asked:
+    from kvtool.check import Asked
+    from kvtool.dtypes import MODEL_DTYPES, dtype_named
+    from kvtool.units import parse_count
+
+    if cache not in CACHES:
+        raise usage_error(
+            f"--cache: '{cache[:40]}' is not known",
+            f"the caches are {', '.join(CACHES)}.{did_you_mean(cache, CACHES)}",
+        )
+    return Asked(
+        context=parse_count(context, name="--context") if context is not None else None,
+        batch=parse_count(batch, name="--batch", high=MAX_BATCH),
+        cache=cache,
+        dtype=dtype_named(dtype, flag="--dtype", among=MODEL_DTYPES) if dtype is not None else None,
+    )
+
+
+def _checked(
+    models: list[str], asked: Asked, revision: str | None
+) -> tuple[list[Row], list[str], KvtoolError | None]:
+    """Rows of every model. One that fails does not lose the rows of the others: its error comes
+    last; if none is left, it is raised."""
+    rows: list[Row] = []
+    notes: list[str] = []
+    failed: KvtoolError | None = None
+    for model in models:
+        try:
+            found, said = _one(model, asked, revision)
+        except KvtoolError as error:
+            if len(models) == 1:
+                raise
+            failed = failed or KvtoolError(
+                f"{model}: {error.message}", error.hint, code=error.code, exit_code=error.exit_code
+            )
+            continue
+        rows += found
+        notes += said
+    if failed is not None and not rows:
+        raise failed
+    return rows, notes, failed
+
+
+def _one(model: str, asked: Asked, revision: str | None) -> tuple[list[Row], list[str]]:
+    from kvtool import catalog
+    from kvtool.check import check_rows
+    from kvtool.config import load_config
+    from kvtool.model import read_model
+    from kvtool.sizing import Subject
+
+    loaded = load_config(model, revision=revision)
+    shape = read_model(loaded.config, catalog.class_defaults()["types"])
+    subject = Subject(name=loaded.name, source=loaded.source, shape=shape)
+    rows, notes = check_rows(subject, loaded.config, asked)
+    return rows, [*(f"{loaded.name}: {text}" for text in loaded.notes), *notes]
