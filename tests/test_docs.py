@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import gzip
+import importlib.util
 import json
 import re
 import subprocess
@@ -164,9 +164,18 @@ def test_the_changelog_is_about_this_version() -> None:
     assert newest[1] == __version__
 
 
-def test_what_the_readme_says_of_the_checks() -> None:
-    with gzip.open(ROOT / "tests/data/hf_cache_rows.jsonl.gz", "rt") as rows:
-        types = {json.loads(row)["model_type"] for row in rows}
-    version = catalog.class_defaults()["transformers"]
+def test_what_the_readme_says_of_the_checks_and_presets() -> None:
     said = " ".join(README.split())
-    assert f"recorded from version {version} for {len(types)} model types" in said
+    assert f"transformers {catalog.class_defaults()['transformers']}'s own cache objects" in said
+    models, gpus = len(catalog.preset_ids("models")), len(catalog.preset_ids("gpus"))
+    assert f"lists {models} models and {gpus} GPUs" in said
+
+
+def test_the_accuracy_page_is_what_the_script_makes() -> None:
+    spec = importlib.util.spec_from_file_location("accuracy", ROOT / "scripts/accuracy.py")
+    assert spec is not None
+    assert spec.loader is not None
+    accuracy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(accuracy)
+    page = accuracy.report(accuracy.compare(*accuracy.from_tests()))
+    assert (ROOT / "docs/accuracy.md").read_text() == page

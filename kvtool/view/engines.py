@@ -8,10 +8,10 @@ from kvtool.run import Row
 from kvtool.units import format_bytes
 from kvtool.view import Table
 
-MEANING = {
-    "ideal": "what the mathematics needs",
-    "transformers": "what its cache object holds",
-    "vllm": "what is reserved for a request",
+MEANING = {  # what the mathematics needs, a cache object holds, and is reserved for a request
+    "ideal": "needed",
+    "transformers": "held",
+    "vllm": "reserved",
 }
 
 

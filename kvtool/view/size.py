@@ -25,7 +25,9 @@ def view(run: Run, curve: tuple[Row, ...] = ()) -> View:
     tables += [pool] if pool else []
     firsts = _largest_of_each(rows)
     several = len(firsts) > 1
-    tables += [_kinds(row, titled=several) for row in firsts if row["kinds"]]
+    # Beside each other, engines are told apart in words; --explain has each one's breakdown.
+    shown = firsts if run.params.get("explain") else _one_of_each_model(firsts)
+    tables += [_kinds(row, titled=several) for row in shown if row["kinds"]]
     if run.params.get("per_layer"):
         tables += [_layers(row) for row in firsts if row.get("per_layer")]
     if run.params.get("explain"):
@@ -57,13 +59,15 @@ def _one_of_each_model(rows: Iterable[Row]) -> list[Row]:
 
 
 def _totals(rows: tuple[Row, ...]) -> Table:
-    shown = [n for n in OPTIONAL if any(row[n] not in (None, 0, 1) for row in rows)]
     engines = len({row["engine"] for row in rows}) > 1
+    shown = [n for n in OPTIONAL if any(row[n] not in (None, 0, 1) for row in rows)]
+    shown = [n for n in shown if not (engines and n == "block_size")]  # vLLM's own table has it
+    single = engines and all(row["batch"] == 1 for row in rows)
     split = any(row["tp"] * row["pp"] * row["dp"] > 1 for row in rows)
     columns = [
         "model", *(["engine"] if engines else []), "context", "batch", "KV dtype",
         *[name.replace("_", " ") for name in shown],
-        "next token", "sequence", "total", *(["per GPU"] if split else []),
+        "next token", *([] if single else ["sequence"]), "total", *(["per GPU"] if split else []),
         *(["which is"] if engines else []),
     ]  # fmt: skip
     cells = []
@@ -71,7 +75,7 @@ def _totals(rows: tuple[Row, ...]) -> Table:
         line = [row["model"], *([row["engine"]] if engines else [])]
         line += [f"{row['context_tokens']:,}", f"{row['batch']:,}", row["kv_dtype"]]
         line += ["–" if row[name] is None else f"{row[name]:,}" for name in shown]
-        names = ["bytes_per_token", "sequence_bytes", "total_bytes"]
+        names = ["bytes_per_token", *([] if single else ["sequence_bytes"]), "total_bytes"]
         line += [_bytes(row[name]) for name in ([*names, "per_gpu_bytes"] if split else names)]
         cells.append(tuple(line + ([MEANING[row["engine"]]] if engines else [])))
     return Table(
