@@ -11,9 +11,10 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvtool import live
@@ -23,7 +24,7 @@ from kvtool.engines.transformers import parts
 from kvtool.errors import KvtoolError
 from kvtool.model.shape import ModelShape
 from kvtool.run import Row
-from kvtool.sizing import Subject, check_context, encoder_length, model_dtype
+from kvtool.sizing import check_context, encoder_length, model_dtype
 
 SHORT = 32
 """Tokens of the prompt where no window has to be filled."""
@@ -62,19 +63,37 @@ def check_rows(
     dtype, dtype_note = model_dtype(shape, asked.dtype)
     context = asked.context or default_context(shape)
     long_note = check_context(shape, context, allow_long=False)
-    encoder, encoder_note = encoder_length(shape, None, context)
-    case = Case(context=context, encoder=encoder, batch=asked.batch, dtype=dtype, cache=asked.cache)
-    layout = CacheLayout(shape=shape, dtype=dtype, kv=KvDtype(k=dtype, v=dtype))
-    expected = parts(layout, context=context, encoder=encoder, prompt=context, cache=asked.cache)
-    predicted: dict[tuple[int, str], int] = {}
-    for part in expected:
-        key = (part.layer, part.kind)
-        sequences = asked.batch * shape.rows_per_sequence
-        predicted[key] = predicted.get(key, 0) + part.bytes * sequences
-    tensors, run_notes = held_at_full_size(config, shape, case)
-    rows = _rows(subject, case, predicted, tensors)
-    notes = [note.split(" (--")[0] for note in (dtype_note, long_note, encoder_note)]
-    return rows, [f"{subject.name}: {note}" for note in [*notes, *run_notes] if note]
+    case = Case(
+        context=context,
+        encoder=encoder_length(shape, None, context)[0],
+        batch=asked.batch,
+        dtype=dtype,
+        cache=asked.cache,
+    )
+    predict(shape, case)  # what is refused is refused before the model is built
+    tensors, note = held_at_full_size(config, shape, case)
+    crossed = [one.shape[2] for one in tensors if one.kind == "cross_k"]
+    case = replace(case, encoder=crossed[0] if crossed else 0)
+    notes = [dtype_note, long_note, note]
+    if shape.encoder_tokens is not None and not crossed:
+        notes.append("run on text alone: without an image, cross-attention layers hold nothing")
+    rows = _rows(subject, case, predict(shape, case), tensors)
+    return rows, [f"{subject.name}: {note.split(' (--')[0]}" for note in notes if note]
+
+
+def predict(shape: ModelShape, case: Case) -> dict[tuple[int, str], int]:
+    """(layer, kind) → bytes of all sequences, as the engine `transformers` says."""
+    layout = CacheLayout(shape=shape, dtype=case.dtype, kv=KvDtype(k=case.dtype, v=case.dtype))
+    found: Counter[tuple[int, str]] = Counter()
+    for part in parts(
+        layout,
+        context=case.context,
+        encoder=case.encoder,
+        prompt=case.context,
+        cache=case.cache,
+    ):
+        found[part.layer, part.kind] += part.bytes * case.batch * shape.rows_per_sequence
+    return dict(found)
 
 
 def default_context(shape: ModelShape) -> int:
@@ -134,8 +153,8 @@ def _over_layers(predicted: dict[tuple[int, str], int]) -> dict[tuple[int, str],
 
 def held_at_full_size(
     config: Mapping[str, Any], shape: ModelShape, case: Case
-) -> tuple[tuple[live.Held, ...], list[str]]:
-    """The tensors of the cache after a prompt of `context` tokens, and notes on how."""
+) -> tuple[tuple[live.Held, ...], str]:
+    """The tensors of the cache after a prompt of `context` tokens, and a note if not of the whole."""
     _, transformers = live.load_libraries()
     kind = str(config.get("model_type"))
     with _quiet(), offline():
@@ -143,24 +162,28 @@ def held_at_full_size(
             cls = live.config_class(kind)
         except KeyError:
             raise _unknown(kind, config, transformers.__version__) from None
-        try:
-            whole = cls.from_dict(dict(config))
-            return _run(whole, shape, case), []
-        except Exception as error:  # noqa: BLE001 - a class of transformers may fail in any way
-            reason = error
-        text = _text_part(whole) if "whole" in locals() else None
-        if text is not None:
-            try:
-                note = f"only its text part was run: the whole fails with {_first_line(reason)}"
-                return _run(text, shape, case), [note]
-            except Exception as error:  # noqa: BLE001 - as above
-                reason = error
+        whole, reason = _attempt(lambda: cls.from_dict(dict(config)))
+        if whole is not None:
+            tensors, reason = _attempt(lambda: _run(whole, shape, case))
+            if tensors is not None:
+                return tensors, ""
+            tensors, _ = _attempt(lambda: _run(_text_part(whole), shape, case))
+            if tensors is not None:
+                return tensors, f"only its text part was run: the whole fails with {reason}"
     raise KvtoolError(
-        f"transformers {transformers.__version__} cannot build or run {kind} without weights: "
-        f"{_first_line(reason)}",
+        f"transformers {transformers.__version__} cannot run {kind} without weights: {reason}",
         "kvtool size MODEL --engine transformers predicts its cache all the same",
         code="not_buildable",
-    ) from reason
+    )
+
+
+def _attempt(work: Callable[[], Any]) -> tuple[Any, str]:
+    """What it returns, or None and the reason: a class of transformers may fail in any way."""
+    try:
+        return work(), ""
+    except Exception as error:  # noqa: BLE001 - said above
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return None, f"{type(error).__name__}: {' '.join(lines)[:160]}"
 
 
 def _unknown(kind: str, config: Mapping[str, Any], version: str) -> KvtoolError:
@@ -174,15 +197,12 @@ def _unknown(kind: str, config: Mapping[str, Any], version: str) -> KvtoolError:
     )
 
 
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {' '.join(lines)[:160]}"
-
-
 def _text_part(config: Any) -> Any:
-    """The part of a composite that keeps the cache, or None."""
+    """The part of a composite that keeps the cache."""
     text = config.get_text_config(decoder=True)
-    return None if text is config else text
+    if text is config:
+        raise ValueError("it has no text part")
+    return text
 
 
 def _run(config: Any, shape: ModelShape, case: Case) -> tuple[live.Held, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,7 +95,7 @@ def model_class(config: Any) -> Any:
 
     crossing = getattr(config, "is_encoder_decoder", False)
     order = ENCODER_DECODERS + DECODERS if crossing else DECODERS + ENCODER_DECODERS
-    found = []
+    found: list[Any] = []
     for name in (*(f"MODEL_FOR_{task}_MAPPING" for task in order), "MODEL_MAPPING"):
         mapping = getattr(modeling_auto, name, {})
         if type(config) in mapping:
@@ -130,6 +130,9 @@ def build(config: Any, *, device: str = "cpu", dtype: str = "float32", cls: Any 
     torch, _ = load_libraries()
     with torch.device(device):
         model = (cls or model_class(config))._from_config(config, dtype=getattr(torch, dtype))
+    if device == "meta" and hasattr(model, "set_experts_implementation"):
+        with suppress(ValueError):  # the default of experts multiplies bf16 only
+            model.set_experts_implementation("batched_mm")
     return model.eval()
 
 
@@ -277,19 +280,18 @@ def unweighted() -> Iterator[None]:
 
     aten = torch.ops.aten
 
-    class Answers(TorchDispatchMode):  # type: ignore[misc]
+    class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            asked = args[0] if args else None
+            asked: Any = args[0] if args else None
             if getattr(asked, "is_meta", False):
                 if func is aten._local_scalar_dense.default:
                     return torch.ones((), dtype=asked.dtype, device="cpu").item()
                 if func is aten.nonzero.default:
-                    return torch.empty(
-                        (asked.numel(), asked.dim()), dtype=torch.int64, device="meta"
-                    )
+                    shape = (asked.numel(), asked.dim())
+                    return torch.empty(shape, dtype=torch.int64, device="meta")
             return func(*args, **(kwargs or {}))
 
-    with Answers():
+    with Answers():  # type: ignore[no-untyped-call]
         yield
