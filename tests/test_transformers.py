@@ -71,3 +71,31 @@ def test_what_it_cannot_be_asked(table: dict[str, Any]) -> None:
     old = read_model({"model_type": "openai-gpt"}, table)
     with pytest.raises(KvtoolError, match="takes no cache"):
         transformers.check(CacheLayout(shape=old, dtype=bf16, kv=plain))
+
+
+def parts_of(config: dict[str, Any], table: dict[str, Any], context: int) -> dict[str, int]:
+    """Bytes by layer and kind of tensor of a model in bf16."""
+    bf16 = DTYPES["bf16"]
+    layout = CacheLayout(shape=read_model(config, table), dtype=bf16, kv=KvDtype(k=bf16, v=bf16))
+    found = transformers.parts(layout, context=context, encoder=0)
+    return {f"{part.layer} {part.kind}": part.bytes for part in found}
+
+
+def test_a_window_that_does_not_count_the_query(table: dict[str, Any]) -> None:
+    """MiMo-V2: sliding_window_size = 8 is the class's sliding_window = 9, which holds 8 tokens."""
+    config = {"model_type": "mimo_v2_flash", "num_hidden_layers": 2, "swa_num_key_value_heads": 1,
+              "swa_head_dim": 4, "swa_v_head_dim": 2, "sliding_window": 8}  # fmt: skip
+    assert parts_of(config, table, 20)["1 self_k"] == 7 * 4 * 2
+    stated = config | {"sliding_window_size": 8}
+    assert parts_of(stated, table, 20)["1 self_k"] == 8 * 4 * 2
+    assert parts_of(stated | {"sliding_window": 9}, table, 20)["1 self_k"] == 8 * 4 * 2
+
+
+def test_deepseek_v4_layers_without_a_pool_hold_k_and_v(table: dict[str, Any]) -> None:
+    """As measured with compress_ratios = [0, 4]: only the pooled layers' V is their K."""
+    config = {"model_type": "deepseek_v4", "num_hidden_layers": 2, "compress_ratios": [0, 4],
+              "sliding_window": 8, "head_dim": 16}  # fmt: skip
+    held = parts_of(config, table, 20)
+    assert (held["0 self_k"], held["0 self_v"]) == (7 * 16 * 2, 7 * 16 * 2)
+    assert held["1 self_k"] == 7 * 16 * 2
+    assert "1 self_v" not in held

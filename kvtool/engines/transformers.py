@@ -35,6 +35,9 @@ NARROW_STATES = {"minimax", "xlstm"}
 MODULE_STATES = {"recurrent_gemma"}
 """Classes that keep their states on the modules, outside the cache object."""
 
+TWICE_OUTSIDE_POOLS = {"deepseek_v4"}
+"""Classes whose K and V are one tensor in the layers with a pool and two in the others."""
+
 NEVER_STATIC = {"recurrent_gemma", "xlnet", "reformer", "rwkv"}
 """Classes that keep their own dynamic cache when a static one is asked for."""
 
@@ -115,9 +118,11 @@ def check(layout: CacheLayout) -> None:
 def as_held(layout: CacheLayout) -> CacheLayout:
     """The layout with what each class of transformers does its own way written into its entries."""
     shape = layout.shape
-    return replace(
-        layout, shape=replace(shape, layers=tuple(_own_way(shape, e) for e in shape.layers))
-    )
+    pooled = {entry.layer for entry in shape.layers if entry.stride > 1}
+    layers = [_own_way(shape, entry) for entry in shape.layers]
+    if shape.model_type in TWICE_OUTSIDE_POOLS:
+        layers = [e if e.layer in pooled else replace(e, v_head_dim=e.k_head_dim) for e in layers]
+    return replace(layout, shape=replace(shape, layers=tuple(layers)))
 
 
 def _own_way(shape: ModelShape, entry: LayerCache) -> LayerCache:
@@ -193,9 +198,10 @@ def held_tokens(entry: LayerCache, context: int, encoder: int, cache: str) -> in
     tokens = context + entry.extra
     if entry.window is None:
         return tokens
+    window = entry.span or entry.window
     if entry.kind == "hidden" or cache == "static":
-        return min(tokens, entry.window)
-    return min(tokens, entry.window - 1)
+        return min(tokens, window)
+    return min(tokens, window - 1)
 
 
 def _pool(layout: CacheLayout, entry: LayerCache, context: int) -> int:

@@ -193,20 +193,26 @@ def gemma4(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
 
 
 def mimo_v2(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
-    """K and V of different widths; sliding layers have twice the KV heads, or swa_… of their own."""
+    """K and V of different widths; sliding layers have twice the KV heads, or swa_… of their own.
+
+    sliding_window_size counts the tokens before the query (configuration_mimo_v2_flash.py).
+    """
     if place.word != words.SLIDING:
         return (entry(keys, place, v_dim=keys.maybe("v_head_dim")),)
     full = kv_heads(keys, place)
     doubled = Known(2 * full.value, f"twice {full.by} on sliding layers")
-    return (
-        entry(
-            keys,
-            place,
-            heads=keys.maybe("swa_num_key_value_heads", high=MAX_HEADS) or doubled,
-            k_dim=keys.maybe("swa_head_dim"),
-            v_dim=keys.maybe("swa_v_head_dim", "v_head_dim"),
-        ),
+    sliding = entry(
+        keys,
+        place,
+        heads=keys.maybe("swa_num_key_value_heads", high=MAX_HEADS) or doubled,
+        k_dim=keys.maybe("swa_head_dim"),
+        v_dim=keys.maybe("swa_v_head_dim", "v_head_dim"),
     )
+    before = keys.maybe("sliding_window_size", high=MAX_TOKENS)
+    if before is None:
+        return (sliding,)
+    trace = tuple((k, before.by if k == "window" else by) for k, by in sliding.trace)
+    return (replace(sliding, window=before.value, span=before.value + 1, trace=trace),)
 
 
 def step3p7(keys: Keys, place: Place) -> tuple[LayerCache, ...]:

@@ -72,6 +72,7 @@ class LayerCache:
     reference: bool = False
     """Unlimited-OCR: the prompt is kept whole, only generated tokens slide (over `span`)."""
     span: int = 0
+    """Tokens a query attends to, itself included, where that is neither `window` nor all."""
     replicated: bool = False
     """Whole on every tensor-parallel rank, as latents and indexer keys are."""
     states: tuple[State, ...] = ()

@@ -97,7 +97,10 @@ def _held(ideal: Row, other: Row) -> list[str]:
     reasons = []
     if {"sliding", "chunked"} & set(kinds):
         reasons.append("a window layer keeps window − 1 tokens, and the next one completes it")
-    if any(kind["state_bytes"] for kind in ideal["kinds"]):
+    pools = {"compressed", "indexer"}
+    if any(kind["state_bytes"] for kind in ideal["kinds"] if kind["kind"] in pools):
+        reasons.append("a pool's pending tokens are counted as they are, not at their most")
+    if any(kind["state_bytes"] for kind in ideal["kinds"] if kind["kind"] not in pools):
         reasons.append("convolutions keep a column more, and recurrent states stay in fp32")
     if other["kv_dtype"] != ideal["kv_dtype"]:
         reasons.append(f"K and V are kept in {other['kv_dtype']}, whatever the checkpoint says")
