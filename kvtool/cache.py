@@ -7,6 +7,7 @@ are held is for an engine to say (kvtool/engines).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 from kvtool.dtypes import Dtype, KvDtype, dtype_named
 from kvtool.errors import KvtoolError
@@ -128,5 +129,5 @@ def stages(num_layers: int, pp: int, given: tuple[int, ...] = ()) -> list[range]
     sizes = list(given) or [num_layers // pp] * pp
     for i in range(2, 2 if given else num_layers % pp + 2):
         sizes[-i] += 1
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+    ends = accumulate(sizes)
+    return [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]

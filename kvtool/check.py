@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import sys
 import warnings
 from collections import Counter
@@ -24,11 +25,15 @@ from kvtool.engines.transformers import parts
 from kvtool.errors import KvtoolError
 from kvtool.model.shape import ModelShape
 from kvtool.run import Row
+from kvtool.size_row import Subject
 from kvtool.sizing import check_context, encoder_length, model_dtype
 
 SHORT = 32
 """Tokens of the prompt where no window has to be filled."""
 LONGEST_DEFAULT = 16 * 1024
+
+COUNTED = re.compile(r"layers?$|depth$|blocks?$|experts$")
+MAX_MODULES = 4096
 
 TORCH_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
@@ -157,6 +162,7 @@ def held_at_full_size(
     """The tensors of the cache after a prompt of `context` tokens, and a note if not of the whole."""
     _, transformers = live.load_libraries()
     kind = str(config.get("model_type"))
+    _refuse_huge(config)
     with _quiet(), offline():
         try:
             cls = live.config_class(kind)
@@ -175,6 +181,19 @@ def held_at_full_size(
         "kvtool size MODEL --engine transformers predicts its cache all the same",
         code="not_buildable",
     )
+
+
+def _refuse_huge(config: Mapping[str, Any]) -> None:
+    """Modules are objects, also without weights: a million layers of some tower are not built."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            _refuse_huge(value)
+        elif COUNTED.search(str(key)) and isinstance(value, int) and value > MAX_MODULES:
+            raise KvtoolError(
+                f"{str(key)[:60]} = {value}: at most {MAX_MODULES:,} are built",
+                "correct the config, or leave the check out",
+                code="not_buildable",
+            )
 
 
 def _attempt(work: Callable[[], Any]) -> tuple[Any, str]:
@@ -208,32 +227,15 @@ def _text_part(config: Any) -> Any:
 def _run(config: Any, shape: ModelShape, case: Case) -> tuple[live.Held, ...]:
     with live.unweighted():
         model = live.build(config, device="meta", dtype=TORCH_NAMES[case.dtype.name])
-        inputs = _inputs(model, shape, case)
+        rows = case.batch * shape.rows_per_sequence
+        inputs = live.prompt(model, rows=rows, tokens=case.context, encoder=case.encoder)
         if case.cache == "static":
-            inputs["cache"] = live.static_cache(model, case.context)
+            inputs |= live.static_cache(model, case.context)
         name, cache, _ = live.fill(model, inputs)
     found = live.held(cache, name)
     if not found:
         raise RuntimeError("its class fills no cache")
     return found
-
-
-def _inputs(model: Any, shape: ModelShape, case: Case) -> dict[str, Any]:
-    """The prompt; for an encoder-decoder, the encoder's output in place of what it would read."""
-    import torch
-    from transformers.modeling_outputs import BaseModelOutput
-
-    rows = case.batch * shape.rows_per_sequence
-    ids = torch.zeros((rows, case.context), dtype=torch.long, device="meta")
-    if not model.config.is_encoder_decoder:
-        return {"input_ids": ids}
-    encoder = getattr(model.config, "encoder", None) or model.config
-    width = (rows, case.encoder, encoder.hidden_size)
-    state = torch.zeros(width, dtype=model.dtype, device="meta")
-    return {
-        "decoder_input_ids": ids,
-        "encoder_outputs": BaseModelOutput(last_hidden_state=state),
-    }
 
 
 @contextmanager

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 from kvtool import __version__
 from kvtool.errors import KvtoolError
-from kvtool.hub_errors import Asked, explain, not_a_hub, offline
+from kvtool.hub_errors import Asked, bad_endpoint, explain, not_a_hub, offline
 
 T = TypeVar("T")
 
@@ -22,6 +23,7 @@ _REPO_ID = re.compile(r"\b[\w.-]{1,96}\b/\b[\w.-]{1,96}\b", re.ASCII)
 ANSWER_TIMEOUT_S = 3
 DOWNLOAD_TIMEOUT_S = 3
 SLACK_S = 2
+LONGEST_WAIT_S = 86_400
 _QUIET = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -89,6 +91,7 @@ def _load_library() -> None:
     # wait for it; bars and warnings ("Retrying in 1s") would stand between our lines.
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
+    _check_endpoint(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     try:
         import huggingface_hub.constants  # noqa: F401
     except (ImportError, ValueError) as error:
@@ -98,6 +101,17 @@ def _load_library() -> None:
             "check the HF_… environment variables and `pip install -U huggingface_hub`",
             code="hub_library",
         ) from error
+
+
+def _check_endpoint(address: str) -> None:
+    # Before the import: the library prints on standard output what it thinks of a bad one.
+    try:
+        good = urlsplit(address).scheme in ("http", "https") and bool(urlsplit(address).netloc)
+        _ = urlsplit(address).port
+    except ValueError:
+        good = False
+    if not good:
+        raise bad_endpoint()
 
 
 def _is_offline() -> bool:
@@ -192,12 +206,15 @@ def _download_to_cache(asked: Asked) -> Path:
 
 def _answer_timeout() -> int:
     # huggingface_hub has read the same text as an int when it was imported.
-    return int(os.environ.get("HF_HUB_ETAG_TIMEOUT") or 0) or ANSWER_TIMEOUT_S
+    return _seconds("HF_HUB_ETAG_TIMEOUT") or ANSWER_TIMEOUT_S
 
 
 def _deadline() -> int:
-    download = int(os.environ.get("HF_HUB_DOWNLOAD_TIMEOUT") or 0) or DOWNLOAD_TIMEOUT_S
-    return _answer_timeout() + download + SLACK_S
+    return _answer_timeout() + (_seconds("HF_HUB_DOWNLOAD_TIMEOUT") or DOWNLOAD_TIMEOUT_S) + SLACK_S
+
+
+def _seconds(name: str) -> int:
+    return min(max(int(os.environ.get(name) or 0), 0), LONGEST_WAIT_S)
 
 
 def _within(work: Callable[[], T], asked: Asked, seconds: int) -> T:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from kvtool.errors import KvtoolError
 
+CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 LOGIN = "set HF_TOKEN or run `hf auth login`"
 
 
@@ -175,6 +178,15 @@ def bad_token(why: str) -> KvtoolError:
     )
 
 
+def bad_endpoint() -> KvtoolError:
+    """HF_ENDPOINT holds something else than an address."""
+    return KvtoolError(
+        "HF_ENDPOINT is not the address of a Hub",
+        "unset it, or write it like https://huggingface.co",
+        code="bad_endpoint",
+    )
+
+
 def _proxy(why: str) -> KvtoolError:
     return KvtoolError(
         f"the proxy does not let us through to the Hub: {why}",
@@ -195,11 +207,7 @@ def _from_transport(error: BaseException, kinds: set[str], asked: Asked) -> Kvto
     if isinstance(error, ValueError | ImportError) and "proxy" in str(error).lower():
         return _proxy("its address is not one that can be used")
     if kinds & {"UnsupportedProtocol", "InvalidURL"}:
-        return KvtoolError(
-            "HF_ENDPOINT is not the address of a Hub",
-            "unset it, or write it like https://huggingface.co",
-            code="bad_endpoint",
-        )
+        return bad_endpoint()
     if kinds & {"TimeoutException", "TimeoutError"}:
         return KvtoolError(
             f"{asked.host} did not answer in time",
@@ -209,6 +217,13 @@ def _from_transport(error: BaseException, kinds: set[str], asked: Asked) -> Kvto
         )
     if kinds & {"NetworkError", "RemoteProtocolError"}:
         return _no_network(error, asked)
+    missing = [name for name in CERTIFICATES if not Path(os.environ.get(name) or "/").exists()]
+    if isinstance(error, OSError) and missing:
+        return KvtoolError(
+            f"{missing[0]} names a file that does not exist",
+            "unset it, or name a file of certificates",
+            code="tls",
+        )
     if isinstance(error, OSError) and error.errno is not None:
         return KvtoolError(
             f"the Hub's local cache cannot be written or read: {error.strerror}",

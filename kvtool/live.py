@@ -136,6 +136,26 @@ def build(config: Any, *, device: str = "cpu", dtype: str = "float32", cls: Any 
     return model.eval()
 
 
+def prompt(model: Any, *, rows: int, tokens: int, encoder: int) -> dict[str, Any]:
+    """Token ids for a model without weights.
+
+    An encoder-decoder is given its encoder's output in place of what the encoder would read: ids,
+    sound or an image.
+    """
+    torch, _ = load_libraries()
+    from transformers.modeling_outputs import BaseModelOutput
+
+    ids = torch.zeros((rows, tokens), dtype=torch.long, device=model.device)
+    if not model.config.is_encoder_decoder:
+        return {"input_ids": ids}
+    width = (getattr(model.config, "encoder", None) or model.config).hidden_size
+    state = torch.zeros((rows, encoder, width), dtype=model.dtype, device=model.device)
+    return {
+        "decoder_input_ids": ids,
+        "encoder_outputs": BaseModelOutput(last_hidden_state=state),
+    }
+
+
 def call(model: Any, inputs: Mapping[str, Any]) -> Any:
     """One forward pass that fills a cache; the model's output, which has it."""
     torch, _ = load_libraries()
@@ -151,9 +171,7 @@ def fill(model: Any, inputs: Mapping[str, Any]) -> tuple[str, Any, Any]:
     """
     output = call(model, inputs)
     name, cache = cache_of(output)
-    taken = inspect.signature(model.forward).parameters
-    given = next((name for name in CACHE_NAMES[:2] if name in taken), None)
-    if cache is None and given is not None:
+    if cache is None and (given := cache_argument(model)):
         from transformers import DynamicCache
 
         name, cache = given, DynamicCache(config=model.config)
@@ -161,14 +179,21 @@ def fill(model: Any, inputs: Mapping[str, Any]) -> tuple[str, Any, Any]:
     return name, cache, output
 
 
-def static_cache(model: Any, length: int) -> Any:
-    """A static cache as generate() makes it; of the encoder, as many tokens as there are."""
+def cache_argument(model: Any) -> str:
+    """What the model's forward calls the Cache object it is given; empty if it takes none."""
+    taken = inspect.signature(model.forward).parameters
+    return next((name for name in CACHE_NAMES[:2] if name in taken), "")
+
+
+def static_cache(model: Any, length: int) -> dict[str, Any]:
+    """The argument that is a static cache as generate() makes it; of the encoder, as many tokens as
+    there are. A composite may hand it on without naming it."""
     from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 
-    cache = StaticCache(config=model.config, max_cache_len=length)
+    cache: Any = StaticCache(config=model.config, max_cache_len=length)
     if model.config.is_encoder_decoder:
-        return EncoderDecoderCache(cache, DynamicCache())
-    return cache
+        cache = EncoderDecoderCache(cache, DynamicCache())
+    return {cache_argument(model) or CACHE_NAMES[0]: cache}
 
 
 def cache_of(output: Any) -> tuple[str, Any]:

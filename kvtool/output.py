@@ -6,7 +6,7 @@ import errno
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +19,8 @@ from kvtool.run import Run
 if TYPE_CHECKING:
     from kvtool.view import View
 
+LONGEST_LINE = 1_000
+"""Characters of a note or an error: what a stranger's file says is cut."""
 FORMATS = ("table", "json", "csv", "md")
 PICTURES = {".png": "png", ".svg": "svg"}
 
@@ -39,8 +41,12 @@ _FILE_TROUBLE = {
     errno.EROFS: ("the file system is read-only", "choose a folder that you may write to"),
     errno.ENOSPC: ("no space left", "free some space, or choose another disk"),
     errno.EDQUOT: ("the quota is used up", "free some space, or choose another disk"),
+    errno.EFBIG: ("the file is too large", "raise the limit (ulimit -f), or choose another disk"),
     errno.ENAMETOOLONG: ("the name is too long", "choose a shorter name"),
 }
+
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 @dataclass(kw_only=True)
@@ -61,18 +67,27 @@ class Output:
         run = replace(run, notes=tuple(dict.fromkeys((*self.noted, *run.notes))))
         if failed is not None:
             run = replace(run, error=failed.to_dict())
-        if self.path is not None:
-            write_file(self.path, self._file_content(run, view))
         if self.print_result:
             self.data(self._text(run, view))
         for text in run.notes:
             if text not in self.noted:
                 self.note(text)
         if self.path is not None:
-            self._tell("Note", f"written to {self.path}")
+            self._save(self.path, run, view)
         if failed is not None:
             failed.in_output = self.print_result
             raise failed
+
+    def _save(self, path: Path, run: Run, view: View) -> None:
+        """The result as a file. If that fails it is printed after all: nothing found is lost."""
+        try:
+            write_file(path, self._file_content(run, view))
+        except KvtoolError as error:
+            if not self.print_result:
+                self.data(self._text(run, view))
+            error.in_output = self.print_result
+            raise
+        self._tell("Note", f"written to {path}")
 
     def data(self, text: str) -> None:
         """Write to stdout at once; a reader that went away is no error, a full disk is."""
@@ -83,7 +98,7 @@ class Output:
             silence(self.stdout)
         except OSError as error:
             silence(self.stdout)
-            raise _write_error("standard output", error) from error
+            raise write_error(error) from error
 
     def note(self, text: str) -> None:
         """What a reader must know: once on stderr, and in the JSON's `notes` (only there with it)."""
@@ -145,7 +160,9 @@ class Output:
 
     def _line(self, label: str, text: str, *, colour: str) -> None:
         start, end = (f"\x1b[{colour}m", "\x1b[0m") if _has_colour(self.stderr) else ("", "")
-        line = f"{start}{label}:{end} {render.one_line(text)}\n"
+        text = render.one_line(text)
+        text = text if len(text) <= LONGEST_LINE else f"{text[:LONGEST_LINE]}…"
+        line = f"{start}{label}:{end} {text}\n"
         try:
             self.stderr.write(render.encodable(line, self.stderr.encoding or "utf-8"))
             self.stderr.flush()
@@ -169,14 +186,30 @@ def check_file(path: Path) -> None:
     """Refuse at once what would fail after the work: suffix, folder, matplotlib."""
     format = format_of(path)
     if path.is_dir():
-        raise _write_error(str(path), OSError(errno.EISDIR, ""))
+        raise write_error(OSError(errno.EISDIR, ""), str(path))
+    if os.path.lexists(path) and not path.is_file():
+        raise KvtoolError(
+            f"cannot write {path}: it is a device, a pipe or a broken link, not a file",
+            "name a file, or leave out -o and redirect standard output",
+            code="write_failed",
+        )
     if not path.parent.is_dir():
         missing = errno.ENOTDIR if path.parent.exists() else errno.ENOENT
-        raise _write_error(str(path), OSError(missing, ""))
+        raise write_error(OSError(missing, ""), str(path))
     if not os.access(path.parent, os.W_OK):
-        raise _write_error(str(path), OSError(errno.EACCES, ""))
+        raise write_error(OSError(errno.EACCES, ""), str(path))
     if format in PICTURES.values() and importlib.util.find_spec("matplotlib") is None:
         raise missing_matplotlib()
+
+
+def check_not_read(path: Path | None, read: Iterable[str]) -> None:
+    """Refuse to write over a file that the run reads."""
+    for name in read:
+        with suppress(OSError, ValueError):
+            if path is not None and path.samefile(name):
+                raise usage_error(
+                    f"-o {path}: it is the file that is read", "choose another name for the result"
+                )
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -189,13 +222,14 @@ def write_file(path: Path, content: bytes) -> None:
             draft.chmod(target.stat().st_mode & 0o7777)
         draft.replace(target)
     except OSError as error:
-        raise _write_error(str(path), error) from error
+        raise write_error(error, str(path)) from error
     finally:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
 
 
-def _write_error(name: str, error: OSError) -> KvtoolError:
+def write_error(error: OSError, name: str = "standard output") -> KvtoolError:
+    """The two lines for what could not be written."""
     reason, hint = _FILE_TROUBLE.get(
         error.errno or 0, (error.strerror or type(error).__name__, "choose another path")
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from kvtool.errors import missing_matplotlib
@@ -19,6 +20,7 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 
 GREY = "#6b6b6b"
 _STYLE: dict[Any, Any] = {
+    "text.parse_math": False,  # a $ in a model's name is a dollar
     "svg.hashsalt": "kvtool",  # without it every file gets its own random ids
     "font.size": 10,
     "axes.spines.top": False,
@@ -57,7 +59,9 @@ def draw(chart: Chart, format: str) -> bytes:
         axes.set_axisbelow(True)
         out = io.BytesIO()
         metadata = {"Date": None} if format == "svg" else {}
-        figure.savefig(out, format=format, dpi=160, metadata=metadata)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a name in a script that the font lacks
+            figure.savefig(out, format=format, dpi=160, metadata=metadata)
     return out.getvalue()
 
 
@@ -66,7 +70,7 @@ def _draw_lines(axes: Any, chart: Chart) -> None:
         axes.plot(
             line.x,
             line.y,
-            label=line.name,
+            label=f" {line.name}" if line.name.startswith("_") else line.name,  # else no legend
             color=PALETTE[index % len(PALETTE)],
             linestyle="-" if index < len(PALETTE) else "--",
             linewidth=2,

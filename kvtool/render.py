@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TextIO
 
-from kvtool.run import Run
+from kvtool.run import Run, spell_controls
 from kvtool.view import Table, View
 
 if TYPE_CHECKING:
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 WIDE = 10_000
 """Columns of a console that is no terminal: nothing is ever cut or wrapped in a pipe."""
+
+
+FORMULAS = ("=", "+", "-", "@")
+"""How a spreadsheet knows a formula: a name from a stranger that starts so gets a quote before it."""
 
 
 def one_line(text: str) -> str:
@@ -48,7 +52,8 @@ def json_text(run: Run, view: View) -> str:
 
 def jsonl_text(run: Run, view: View) -> str:
     """One row a line, so that files of several runs concatenate."""
-    return "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in run.rows)
+    lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) for row in run.rows)
+    return "".join(f"{spell_controls(line)}\n" for line in lines)
 
 
 def csv_text(run: Run, view: View) -> str:
@@ -67,7 +72,8 @@ def _csv_cell(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
-        return value
+        text = one_line(value)
+        return f"'{text}" if text.startswith(FORMULAS) else text
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 

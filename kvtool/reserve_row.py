@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvtool.engines.vllm import LayerSpec, VllmPool, VllmSettings, pool_of, reserve
+from kvtool.errors import KvtoolError
 from kvtool.model.shape import ModelShape
 from kvtool.run import Row
 from kvtool.size_row import Case, Subject, gqa_ratio, inputs, plain_bytes
@@ -59,6 +60,13 @@ def _state_block(shape: ModelShape) -> int:
 
 def reserve_row(subject: Subject, case: Case, options: VllmOptions) -> Row:
     """What vLLM reserves for a request of this model."""
+    longest = options.max_model_len
+    if longest is not None and case.context > longest:
+        raise KvtoolError(
+            f"a context of {case.context:,} tokens is above --max-model-len {longest:,}",
+            "shorten --context, or raise --max-model-len",
+            code="context_too_long",
+        )
     settings = settings_of(case, options)
     pool = reserve(case.layout.shape, settings)
     row = inputs(subject, case) | _lengths(settings) | pool_fields(pool, case, settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import sys
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -61,4 +62,13 @@ class Run:
 
     def to_json(self) -> str:
         """Strict JSON: a NaN or an infinity in a row is a bug, not a value."""
-        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
+        return spell_controls(text)
+
+
+_CONTROLS = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def spell_controls(text: str) -> str:
+    r"""JSON text with what a terminal obeys and JSON need not escape as \uXXXX."""
+    return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

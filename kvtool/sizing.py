@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -10,13 +11,16 @@ from kvtool.cache import CacheLayout, check_parallel
 from kvtool.dtypes import DTYPES, Dtype, parse_kv_dtype
 from kvtool.engines import ENGINES
 from kvtool.engines.vllm import LayerSpec
-from kvtool.errors import KvtoolError
+from kvtool.errors import KvtoolError, usage_error
 from kvtool.model.shape import ModelShape
 from kvtool.reserve_row import VllmOptions, reserve_row, specs_row
 from kvtool.run import Row
 from kvtool.size_row import Case, Subject, size_row
 
 DEFAULT_CONTEXT = 8192
+MOST_ROWS = 20_000
+MOST_LAYER_ROWS = 1_000_000
+"""Rows × layers of one model: above it a run takes longer than anyone waits for."""
 EMPTY = ModelShape(
     model_type="layer-specs",
     num_layers=1,
@@ -81,20 +85,29 @@ def model_dtype(shape: ModelShape, given: Dtype | None) -> tuple[Dtype, str]:
     return DTYPES["bf16"], "the config states no dtype: bf16 is assumed (--dtype sets it)"
 
 
-def size_rows(subject: Subject, query: Query) -> tuple[list[Row], list[str]]:
-    """The rows of one model, and the notes that go with them."""
+def size_rows(
+    subject: Subject, query: Query, lost: list[KvtoolError] | None = None
+) -> tuple[list[Row], list[str]]:
+    """The rows of one model, and the notes that go with them.
+
+    With `lost`, a context or a split that cannot be sized is put there and costs no other its rows.
+    """
     shape = subject.shape
     dtype, note = model_dtype(shape, query.dtype)
     notes = [note, *shape.notes]
     contexts = query.contexts or default_contexts(shape)
-    for context in contexts:
-        notes.append(check_context(shape, context, allow_long=query.allow_long))
+    check_amount(shape, query, len(contexts))
+    good, splits, bad = _possible(shape, query, contexts, notes)
+    if bad and (lost is None or not good or not splits):
+        raise bad[0]
     rows = []
-    for case in _cases(shape, query, dtype, contexts):
+    for case in _cases(shape, query, dtype, good, splits):
         encoder, note = encoder_length(shape, query.encoder_tokens, case.context)
         notes.append(note)
         try:
-            rows.append(_row(subject, query, replace(case, encoder=encoder)))
+            row = _row(subject, query, replace(case, encoder=encoder))
+            notes.append(_other_block(row, case))
+            rows.append(row)
         except KvtoolError as error:
             if len(query.engines) == 1 or error.code not in CANNOT:
                 raise
@@ -107,7 +120,31 @@ def size_rows(subject: Subject, query: Query) -> tuple[list[Row], list[str]]:
         notes.append(
             "sized as plain full attention because of --assume full, not by its own layout"
         )
+    if lost is not None:
+        lost += bad
     return rows, [f"{subject.name}: {note}" for note in dict.fromkeys(notes) if note]
+
+
+def _possible(
+    shape: ModelShape, query: Query, contexts: tuple[int, ...], notes: list[str]
+) -> tuple[list[int], list[tuple[int, int]], list[KvtoolError]]:
+    """The contexts and the (tp, pp) that the model allows, and why not the others."""
+    bad: list[KvtoolError] = []
+    good: list[int] = []
+    splits: list[tuple[int, int]] = []
+    for context in contexts:
+        try:
+            notes.append(check_context(shape, context, allow_long=query.allow_long))
+            good.append(context)
+        except KvtoolError as error:
+            bad.append(error)
+    for tp, pp in product(query.tps, query.pps):
+        try:
+            check_parallel(shape, tp, pp, pp_layers=query.pp_layers, dcp=query.dcp)
+            splits.append((tp, pp))
+        except KvtoolError as error:
+            bad.append(error)
+    return good, splits, bad
 
 
 def specs_rows(name: str, specs: tuple[LayerSpec, ...], query: Query) -> list[Row]:
@@ -140,6 +177,13 @@ def _row(subject: Subject, query: Query, case: Case) -> Row:
     return size_row(subject, case, sequence, per_layer=query.per_layer)
 
 
+def _other_block(row: Row, case: Case) -> str:
+    asked, real = case.layout.block_size, row["block_size"]
+    if asked is None or asked == real:
+        return ""
+    return f"vLLM makes blocks of {real:,} tokens of --block-size {asked:,}"
+
+
 def _parallel_notes(shape: ModelShape, tps: tuple[int, ...]) -> list[str]:
     """Why more ranks may not mean less cache on each."""
     heads = [e.kv_heads for e in shape.layers if e.kv_heads and not e.replicated]
@@ -152,17 +196,18 @@ def _parallel_notes(shape: ModelShape, tps: tuple[int, ...]) -> list[str]:
 
 
 def _cases(
-    shape: ModelShape, query: Query, dtype: Dtype, contexts: tuple[int, ...]
+    shape: ModelShape,
+    query: Query,
+    dtype: Dtype,
+    contexts: list[int],
+    splits: list[tuple[int, int]],
 ) -> Iterator[Case]:
     auto = DTYPES[shape.kv_dtype] if shape.kv_dtype else dtype
-    for tp, pp in product(query.tps, query.pps):
-        check_parallel(shape, tp, pp, pp_layers=query.pp_layers, dcp=query.dcp)
-    for context, batch, text, tp, pp, block_size, engine in product(
+    for context, batch, text, (tp, pp), block_size, engine in product(
         contexts,
         query.batches,
         query.kv_dtypes,
-        query.tps,
-        query.pps,
+        splits,
         query.block_sizes,
         query.engines,
     ):
@@ -185,6 +230,18 @@ def _cases(
             cache=query.cache,
             prompt=query.prompt,
             dp=query.dp,
+        )
+
+
+def check_amount(shape: ModelShape, query: Query, contexts: int) -> None:
+    """Refuse a product of lists that would run for minutes."""
+    lists = (query.batches, query.kv_dtypes, query.tps, query.pps, query.block_sizes, query.engines)
+    rows = contexts * math.prod(map(len, lists))
+    if rows > MOST_ROWS or rows * len(shape.layers) > MOST_LAYER_ROWS:
+        raise usage_error(
+            f"{rows:,} rows of {len(shape.layers):,} layers are too many for one run",
+            f"ask for at most {min(MOST_ROWS, MOST_LAYER_ROWS // len(shape.layers)):,} rows:"
+            " shorter lists, or several runs",
         )
 
 

@@ -22,6 +22,9 @@ from kvtool.model import read_model
 
 BATCH, PROMPT, ENCODER = 2, 21, 11
 TOKENS = {"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"}
+ONE_DTYPE = {"deepseek_v4"}
+"""Cast as a whole: the engine counts its gates in the model's dtype, and says so, where
+from_pretrained keeps the modules in fp32 that make them."""
 OPTIONAL = {"sliding_window", "attention_chunk_size", "q_lora_rank", "window_size", "head_dim"}
 """Keys whose class default None means something: left alone."""
 
@@ -103,6 +106,8 @@ def try_type(model_type: str, *, dtype: str = "float32", static: int = 0) -> Tri
         cls = _class(setting.cls) if setting.cls else None
         built = getattr(config, setting.part) if setting.part else config
         model = live.build(built, dtype=dtype, cls=cls)
+        if model_type in ONE_DTYPE:
+            model = model.to(getattr(torch, dtype))
         samples = tuple(_run(model, setting, getattr(torch, dtype), static))
     return Trial(forms=forms, dtype=dtype, samples=samples)
 
@@ -119,7 +124,7 @@ def _run(model: Any, setting: Setting, dtype: Any, static: int) -> Iterator[Samp
         yield _generated(model, setting, inputs)
         return
     text = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
-    given = {"cache": live.static_cache(model, static)} if static else {}
+    given = live.static_cache(model, static) if static else {}
     name, cache, output = live.fill(model, {**inputs, **given})
     yield _sample(name, cache, static or PROMPT, setting.rows)
     if static or not setting.steps:

@@ -18,11 +18,34 @@ pytest.importorskip("transformers")
 
 import torch
 from live_oracle import PROMPT, predicted, tiny_config, try_type
-from live_types import NO_CACHE, NOT_STATIC, SAMPLE, TYPES, UNBUILT
+from live_types import TYPES, UNBUILT
 
 from kvtool import catalog
 from kvtool.errors import KvtoolError
 from kvtool.model import read_model
+
+NO_CACHE = {"openai-gpt"}
+"""Classes that build and run, and have no cache to fill."""
+
+NOT_STATIC = {
+    **dict.fromkeys(("reformer", "xlnet", "minimax", "xlstm"), "a cache of its own class"),
+    **dict.fromkeys(("kosmos-2", "kosmos_2_text_model", "prophetnet"), "its mask wants the tokens"),
+    **dict.fromkeys(("blip", "moonshine", "nllb-moe", "xlm"), "run by generate() here"),
+    "cpmant": "it updates the cache beyond its length: its learned prompt comes on top",
+    "deepseek_v4": "transformers has no static layer for its pools",
+}
+"""Classes that cannot be given a static cache, or do not look at it."""
+
+SAMPLE = [
+    "llama", "qwen2", "qwen3_moe", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text",
+    "gpt_oss", "llama4", "mistral", "phi3", "cohere2", "olmo3", "falcon", "gpt2", "bloom",
+    "gpt_neo", "gpt_bigcode", "deepseek_v3", "deepseek_v32", "deepseek_v4", "minicpm3",
+    "longcat_flash", "kimi_linear", "mamba", "mamba2", "jamba", "zamba2", "bamba", "falcon_h1",
+    "nemotron_h", "granitemoehybrid", "qwen3_next", "qwen3_5", "lfm2", "minimax", "rwkv",
+    "recurrent_gemma", "zaya", "bart", "t5", "whisper", "mllama", "qwen2_vl", "xlnet", "bert",
+    "dory", "inkling_text", "unlimited_ocr",
+]  # fmt: skip
+"""What `make test` runs; `make test-full` runs all."""
 
 GENERATING = [
     name for name, about in catalog.class_defaults()["types"].items() if about.get("generates")
@@ -89,6 +112,7 @@ def test_the_list_of_what_cannot_be_built_only_shrinks() -> None:
     assert all(UNBUILT.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", UNBUILT)
 def test_what_is_listed_as_unbuilt_cannot_be_built(model_type: str) -> None:
     assert not builds(model_type), "it can be built now: take it off the list"

@@ -56,7 +56,7 @@ def check(
     cache: Annotated[
         str,
         typer.Option(
-            metavar="KIND", rich_help_panel=_WORKLOAD,
+            metavar="CACHE", rich_help_panel=_WORKLOAD,
             help="dynamic, or static: allocated for --context tokens.",
         ),
     ] = "dynamic",
@@ -80,7 +80,7 @@ def check(
     quiet: QuietOpt = False,
     verbose: VerboseOpt = False,
 ) -> None:  # fmt: skip
-    """Is that what really gets allocated? The model built without weights, and compared."""
+    """Is that what really gets allocated?"""
     out = output_from(format, json, output, quiet, verbose)
     asked = _asked(context, batch, cache, dtype)
     params = {
@@ -124,9 +124,10 @@ def _checked(
     rows: list[Row] = []
     notes: list[str] = []
     failed: KvtoolError | None = None
+    names: set[str] = set()
     for model in models:
         try:
-            found, said = _one(model, asked, revision)
+            found, said = _one(model, asked, revision, names)
         except KvtoolError as error:
             if len(models) == 1:
                 raise
@@ -141,15 +142,19 @@ def _checked(
     return rows, notes, failed
 
 
-def _one(model: str, asked: Asked, revision: str | None) -> tuple[list[Row], list[str]]:
+def _one(
+    model: str, asked: Asked, revision: str | None, names: set[str]
+) -> tuple[list[Row], list[str]]:
     from kvtool import catalog
     from kvtool.check import check_rows
     from kvtool.config import load_config
     from kvtool.model import read_model
-    from kvtool.sizing import Subject
+    from kvtool.size_row import Subject
 
     loaded = load_config(model, revision=revision)
     shape = read_model(loaded.config, catalog.class_defaults()["types"])
-    subject = Subject(name=loaded.name, source=loaded.source, shape=shape)
+    name = loaded.name if loaded.name not in names else f"{loaded.name} ({len(names) + 1})"
+    names.add(name)
+    subject = Subject(name=name, source=loaded.source, shape=shape)
     rows, notes = check_rows(subject, loaded.config, asked)
-    return rows, [*(f"{loaded.name}: {text}" for text in loaded.notes), *notes]
+    return rows, [*(f"{name}: {text}" for text in loaded.notes), *notes]

@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from kvtool import __version__
 from kvtool.cli.options import wants_json
 from kvtool.errors import INTERRUPTED, USAGE, KvtoolError, did_you_mean, usage_error
-from kvtool.output import Output
+from kvtool.output import DISK_FULL, Output, write_error
 
 ANALYSE = "Analyse"
 DEBUG_VARIABLE = "KVTOOL_DEBUG"
@@ -145,6 +145,8 @@ def run(argv: Sequence[str]) -> int:
         return _report(_from_typer(error, argv), argv)
     except (KeyboardInterrupt, typer.Abort):
         return _report(_interrupted(), argv)
+    except OSError as error:
+        return _report(write_error(error) if error.errno in DISK_FULL else _internal(error), argv)
     except Exception as error:  # noqa: BLE001 - the edge: no traceback unless asked for
         return _report(_internal(error), argv)
 
@@ -159,7 +161,8 @@ def _invoke(argv: list[str]) -> int:
     try:
         result = command.main(argv, prog_name="kvtool", standalone_mode=False)
     except SystemExit as end:  # shell completion and --install-completion end this way
-        result = end.code
+        gone = isinstance(end.__context__, OSError)  # so does help whose reader went away
+        result = 0 if gone else end.code
     if result == INTERRUPTED:  # what typer makes of a KeyboardInterrupt
         raise _interrupted()
     return result if isinstance(result, int) else 0

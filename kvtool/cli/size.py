@@ -70,8 +70,11 @@ def size(
     given: dict[str, Any] = {k: v for k, v in locals().items() if k not in _NOT_ASKED}
     out = output_from(format, json, output, quiet, verbose)
     from kvtool.cli.size_run import curve, gate, query_of, run_size
+    from kvtool.output import check_not_read
     from kvtool.view.size import view
 
+    read = [*(models or []), draft or "", str(layer_specs or "")]
+    check_not_read(output, [name for model in read for name in (model, f"{model}/config.json")])
     query = query_of(given)
     limit = gate(assert_max_gib)
     subjects, run, failed = run_size(given, query, out)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtool import catalog
-from kvtool.cli.size_words import query_of
+from kvtool.cli.size_words import ignored, query_of
 from kvtool.config import load_config, read_bounded, read_json_value
 from kvtool.engines.vllm import parse_specs
 from kvtool.errors import KvtoolError, usage_error
@@ -37,15 +37,17 @@ def run_size(
     if bool(models) == (given["layer_specs"] is not None):
         raise usage_error("size needs a MODEL, or --layer-specs FILE", "see kvtool size --help")
     rows: list[Row] = []
-    notes: list[str] = []
+    notes = ignored(given, query)
     failed: KvtoolError | None = None
     subjects: list[Subject] = []
     if given["layer_specs"] is not None:
-        rows, notes = _specs(given["layer_specs"], query)
+        rows = _specs(given["layer_specs"], query)
     for model in models:
         try:
             subject, said = _subject(model, given, [s.name for s in subjects], out)
-            found, more = size_rows(subject, query)
+            lost: list[KvtoolError] = []
+            found, more = size_rows(subject, query, lost)
+            failed = failed or next((_about(model, error) for error in lost), None)
         except KvtoolError as error:
             if len(models) == 1:
                 raise
@@ -96,12 +98,11 @@ def _subject(
     return Subject(name=name, source=loaded.source, shape=shape), loaded.notes
 
 
-def _specs(path: Path, query: Query) -> tuple[list[Row], list[str]]:
+def _specs(path: Path, query: Query) -> list[Row]:
     if query.engines != ("vllm",):
         raise usage_error("--layer-specs is read by the engine vllm", "add --engine vllm")
-    return specs_rows(
-        path.name, parse_specs(read_json_value(read_bounded(path), str(path))), query
-    ), []
+    specs = parse_specs(read_json_value(read_bounded(path), str(path)))
+    return specs_rows(path.name, specs, query)
 
 
 def curve(subjects: list[Subject], query: Query) -> tuple[Row, ...]:
@@ -128,9 +129,9 @@ def levels_of(gpus: str) -> dict[str, int]:
     out."""
     levels = {}
     for text in gpus.split(","):
-        name, _, count = text.strip().partition(":")
+        name, colon, count = text.strip().partition(":")
         gpu = catalog.gpu_preset(name)
-        times = parse_count(count, name="--gpu", high=2**16) if count else 1
+        times = parse_count(count, name="--gpu", high=2**16) if colon else 1
         if gpu.usable_bytes:
             levels[gpu.id if times == 1 else f"{times} × {gpu.id}"] = times * gpu.usable_bytes
     return levels

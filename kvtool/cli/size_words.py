@@ -33,7 +33,13 @@ def query_of(given: dict[str, Any]) -> Query:
             f"--pp-layers names {len(stages)} stages and --pp says otherwise", "leave out --pp"
         )
     vllm = _vllm(given)
+    prompt = _one(given["prompt_tokens"], "--prompt-tokens", low=0)
     contexts = _many(given["context"], "--context") if given["context"] is not None else ()
+    if prompt is not None and contexts and prompt > max(contexts):
+        raise usage_error(
+            f"--prompt-tokens {prompt:,} is more than --context {max(contexts):,}",
+            "the prompt is part of the context",
+        )
     return Query(
         engines=engines,
         contexts=contexts or ((vllm.max_model_len,) if vllm.max_model_len else ()),
@@ -49,7 +55,7 @@ def query_of(given: dict[str, Any]) -> Query:
         allow_long=given["allow_long"],
         per_layer=given["per_layer"],
         cache=given["cache"],
-        prompt=_one(given["prompt_tokens"], "--prompt-tokens", low=0),
+        prompt=prompt,
         pp_layers=stages,
         dcp=parse_count(given["dcp"], name="--dcp", high=MAX_PARALLEL),
         dp=parse_count(given["dp"], name="--dp", high=MAX_PARALLEL),
@@ -67,6 +73,26 @@ def _vllm(given: dict[str, Any]) -> VllmOptions:
         hybrid=given["hybrid"],
         kv_memory=parse_bytes(memory, name="--kv-memory") if memory is not None else None,
         ds_mla=given["kv_dtype"].strip().lower() == DS_MLA,
+    )
+
+
+OPTIONS_OF = {
+    "vllm": ("max_model_len", "batches_in_flight", "prefix_caching", "kv_memory"),
+    "transformers": ("prompt_tokens",),
+}
+
+
+def ignored(given: dict[str, Any], query: Query) -> list[str]:
+    """Notes on options of an engine that was not asked for."""
+    return [
+        f"--{name.replace('_', '-')} is ignored: it belongs to --engine {engine}"
+        for engine, names in OPTIONS_OF.items()
+        for name in names
+        if given[name] and engine not in query.engines
+    ] + (
+        ["--cache static is ignored: it belongs to --engine transformers"]
+        if given["cache"] == "static" and "transformers" not in query.engines
+        else []
     )
 
 

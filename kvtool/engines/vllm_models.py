@@ -12,7 +12,7 @@ from typing import Literal
 from kvtool.cache import check_parallel, shard
 from kvtool.dtypes import DTYPES, MODEL_DTYPES, Dtype, dtype_named
 from kvtool.engines.vllm_specs import BLOCK_SIZE, DS_MLA_BYTES, LayerSpec, VllmSettings
-from kvtool.errors import KvtoolError, usage_error
+from kvtool.errors import KvtoolError
 from kvtool.model.shape import LayerCache, ModelShape, State
 
 StateDtype = Literal["model", "stated", "fp32", ""]
@@ -189,6 +189,10 @@ def _state_bytes(state: State, family: VllmFamily, settings: VllmSettings) -> in
     return elements * state.columns * dtype_named(name, flag="the state's dtype").bits // 8
 
 
+KV_DTYPES = ("fp16", "bf16", "fp8", "fp8_e5m2")
+"""Of vLLM's --kv-cache-dtype, those whose bytes follow from the element's size alone."""
+
+
 def kv_dtype(settings: VllmSettings) -> Dtype:
     """The dtype of K and V; fp8_ds_mla is fp8 wherever it is not a latent."""
     name = settings.kv_dtype.strip().lower()
@@ -197,7 +201,15 @@ def kv_dtype(settings: VllmSettings) -> Dtype:
     if name == "fp8_ds_mla":
         return DTYPES["fp8"]
     if "/" in name:
-        raise usage_error("--engine vllm stores K and V in one dtype", "give one --kv-dtype")
+        raise KvtoolError(
+            "--engine vllm stores K and V in one dtype", "give one --kv-dtype", code="not_in_engine"
+        )
+    if name not in KV_DTYPES:
+        raise KvtoolError(
+            f"--engine vllm has no KV dtype {name} that kvtool knows the layout of",
+            f"choose among auto, {', '.join(KV_DTYPES)} and fp8_ds_mla",
+            code="not_in_engine",
+        )
     return dtype_named(name, flag="--kv-dtype")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
@@ -83,7 +82,7 @@ def _is_endless(value: Any) -> bool:
 
 def _is_length(value: Any) -> TypeGuard[int | float]:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value) and 0 < value <= MAX_TOKENS
+    return number and 0 < value <= MAX_TOKENS
 
 
 def _extended(keys: Keys, length: int) -> int:

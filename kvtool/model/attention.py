@@ -37,6 +37,8 @@ def window_of(keys: Keys, place: Place) -> tuple[Kind, Known | None]:
         known = keys.maybe(*WINDOWS, high=MAX_TOKENS) or _other_window(keys)
         if known is None:
             raise refuse(f"layer {place.index} slides, and the config has no sliding_window")
+        if keys.get("use_bidirectional_attention") in (True, "all"):  # Gemma 3 and 4
+            known = Known(known.value // 2 + 1, f"{known.by} / 2 + 1, bidirectional")
         return "sliding", known
     if place.word == words.CHUNKED:
         return "chunked", keys.need("attention_chunk_size", high=MAX_TOKENS)
@@ -90,7 +92,11 @@ def head_dim(keys: Keys, place: Place) -> Known:
     known = keys.maybe("head_dim", low=0)
     if known is not None and known.value > 0:
         return known
-    hidden, heads = keys.need("hidden_size"), query_heads(keys, place)
+    return split(keys.need("hidden_size"), query_heads(keys, place))
+
+
+def split(hidden: Known, heads: Known) -> Known:
+    """The head size that follows from a width and its query heads."""
     if hidden.value < heads.value:
         raise refuse(f"{hidden.by} is less than {heads.by}: no head size follows")
     return Known(hidden.value // heads.value, f"{hidden.by} / {heads.by}")
@@ -134,11 +140,8 @@ def plain(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
 
 
 def derived(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
-    """Classes that always compute the head size as hidden_size / num_attention_heads."""
-    hidden, queries = keys.need("hidden_size"), query_heads(keys, place)
-    if hidden.value < queries.value:
-        raise refuse(f"{hidden.by} is less than {queries.by}: no head size follows")
-    k_dim = Known(hidden.value // queries.value, f"{hidden.by} / {queries.by}")
+    """Classes that compute the head size as hidden_size / num_attention_heads, head_dim or not."""
+    k_dim = split(keys.need("hidden_size"), query_heads(keys, place))
     return (entry(keys, place, k_dim=k_dim),)
 
 
@@ -167,18 +170,21 @@ def gpt_bigcode(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
     queries = query_heads(keys, place)
     single = keys.flag("multi_query", default=True)
     heads = Known(1, "multi_query = true") if single else queries
-    return (entry(keys, place, heads=heads),)
+    return (entry(keys, place, heads=heads, k_dim=split(keys.need("hidden_size"), queries)),)
 
 
 def gpt_bigcode_cross(keys: Keys, place: Place) -> LayerCache:
     """Cross-attention has every head, multi_query or not."""
-    return cross(keys, place, heads=query_heads(keys, place))
+    queries = query_heads(keys, place)
+    return cross(keys, place, heads=queries, dim=split(keys.need("hidden_size"), queries))
 
 
 def attn_config(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
     """DBRX and MPT: KV heads stand in the nested attn_config."""
     heads = keys.section("attn_config").maybe("kv_n_heads", high=MAX_HEADS)
-    return (entry(keys, place, heads=heads or query_heads(keys, place)),)
+    queries = query_heads(keys, place)
+    k_dim = split(keys.need("hidden_size"), queries)
+    return (entry(keys, place, heads=heads or queries, k_dim=k_dim),)
 
 
 def gemma4(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
@@ -257,3 +263,8 @@ def cross(
     """Cross-attention: K and V of the encoder's tokens, fixed once the encoder has run."""
     full = Place(place.index, words.FULL)
     return replace(entry(keys, full, heads=heads, k_dim=dim, queries=queries), kind="cross")
+
+
+def derived_cross(keys: Keys, place: Place) -> LayerCache:
+    """Cross-attention of classes that compute the head size."""
+    return cross(keys, place, dim=split(keys.need("hidden_size"), query_heads(keys, place)))

@@ -14,6 +14,7 @@ from kvtool.model.attention import (
     entry,
     per_layer,
     plain,
+    split,
     swa_named,
 )
 from kvtool.model.keys import MAX_TOKENS, Keys, Known, refuse
@@ -58,10 +59,7 @@ def _image(above: Levels, *, extra: int, tiles: int = 1) -> int:
 
 
 def _split(keys: Keys, heads: Known) -> Known:
-    hidden = keys.need("hidden_size", "d_model", "embed_dim")
-    if hidden.value < heads.value:
-        raise refuse(f"{hidden.by} is less than {heads.by}: no head size follows")
-    return Known(hidden.value // heads.value, f"{hidden.by} / {heads.by}")
+    return split(keys.need("hidden_size", "d_model", "embed_dim"), heads)
 
 
 def _own(keys: Keys, place: Place, name: str) -> LayerCache:
@@ -124,8 +122,11 @@ def moonshine_cross(keys: Keys, place: Place) -> LayerCache:
 
 def mllama(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
     """Llama 3.2 Vision: the listed layers attend to image tokens only, the others to the text."""
-    listed = keys.numbers("cross_attention_layers")
-    listed = listed if listed is not None else list(range(3, 40, 5))
+    listed = keys.get("cross_attention_layers")
+    if listed is None:
+        listed = range(3, 40, 5)
+    elif not isinstance(listed, list):
+        raise refuse("cross_attention_layers is not a list of layers")
     return (cross(keys, place),) if place.index in listed else plain(keys, place)
 
 
@@ -192,7 +193,10 @@ def zamba(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
 
 
 def zamba2(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
-    """Zamba2 always derives its head size: 2 × hidden_size / num_attention_heads."""
+    """Zamba2: 2 × hidden_size / num_attention_heads, unless attention_head_dim is given."""
+    stated = keys.maybe("attention_head_dim") if keys.stated("attention_head_dim") else None
+    if stated is not None:
+        return (entry(keys, place, k_dim=stated),)
     queries = keys.need("num_attention_heads", high=MAX_HEADS)
     hidden = keys.need("hidden_size")
     by = f"2 × {hidden.by} / {queries.by}"

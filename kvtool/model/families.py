@@ -84,7 +84,7 @@ FAMILIES: dict[str, Family] = {
     # windows in a pattern
     **_row("afmoe", pattern=p.every(4, key="global_attn_every_n_layers")),
     **_row("beam", pattern=p.last_full(p.every(6))),
-    **_row("cohere2", pattern=p.every(4, key="sliding_window_pattern"), attention=att.derived),
+    **_row("cohere2", pattern=p.every(4, key="sliding_window_pattern")),
     **_row("cohere2_moe", pattern=p.cohere2_moe),
     **_row("cwm", pattern=p.every(4, first=True)),
     **_row("gemma2 vaultgemma t5_gemma_module", pattern=p.every(2), cross=att.cross),
@@ -122,6 +122,8 @@ FAMILIES: dict[str, Family] = {
            left_out="generated tokens beyond its window are dropped, counted here as kept"),
     **_row("dory", pattern=p.every(4), fix=fx.dory),
     # heads written elsewhere
+    **_row("biogpt bloom codegen ctrl deepseek_ocr2_text git gpt-sw3 gpt_neox gptj opt xlm",
+           attention=att.derived),
     **_row("falcon", attention=att.falcon, lists=False),
     **_row("gpt_bigcode", attention=att.gpt_bigcode, cross=att.gpt_bigcode_cross, lists=False),
     **_row("dbrx mpt", attention=att.attn_config, lists=False),
@@ -167,8 +169,7 @@ FAMILIES: dict[str, Family] = {
     **_row("lfm2 lfm2_moe", pattern=p.indices("full_attn_idxs", no=w.CONV, absent=w.FULL),
            **_CONV),
     **_row("lfm3", pattern=p.lfm3, **_CONV),
-    **_row("recurrent_gemma", pattern=p.block_cycle, attention=att.derived, state=st.rg_lru,
-           lists=False),
+    **_row("recurrent_gemma", pattern=p.block_cycle, state=st.rg_lru, lists=False),
     **_row("rwkv", pattern=p.all_of(w.LINEAR), state=st.rwkv, lists=False),
     **_row("zaya", pattern=p.all_of(w.HYBRID), state=st.zaya_states),
     **_row("inkling_text", pattern=p.local_layer_ids, attention=dec.inkling,
@@ -182,8 +183,9 @@ FAMILIES: dict[str, Family] = {
            "nllb-moe pegasus pegasus_x plbart speech_to_text speecht5 seamless_m4t "
            "seamless_m4t_v2 trocr pp_formulanet_text", **_BART),
     **_row("whisper", encoder=dec.source_positions, **_BART),
-    **_row("gpt2", cross=att.cross),
-    **_row("blip_text_model", cross=att.cross, encoder=dec.image_patches, crosses=True),
+    **_row("gpt2", attention=att.derived, cross=att.derived_cross),
+    **_row("blip_text_model", attention=att.derived, cross=att.derived_cross,
+           encoder=dec.image_patches, crosses=True),
     **_row("t5 mt5 umt5 longt5 switch_transformers pop2piano udop", relative=True, **_T5),
     **_row("canary_decoder cohere_asr moonshine_streaming", cross=att.cross),
     **_row("dia_decoder", cross=dec.dia_cross),
@@ -194,7 +196,8 @@ FAMILIES: dict[str, Family] = {
            layers=("num_decoder_layers",), lists=False),
     **_row("moonshine", attention=dec.moonshine, cross=dec.moonshine_cross,
            layers=("decoder_num_hidden_layers",), lists=False),
-    **_row("musicgen_decoder musicgen_melody_decoder", attention=att.derived, cross=att.cross),
+    **_row("musicgen_decoder musicgen_melody_decoder", attention=att.derived,
+           cross=att.derived_cross),
     **_row("mllama_text_model", attention=dec.mllama, encoder=dec.image_tiles, lists=False),
     **_row("moshi csm", left_out="its depth decoder's cache is not counted"),
     **_row("idefics", left_out="its cross-attention to images is not counted"),
@@ -203,7 +206,7 @@ FAMILIES: dict[str, Family] = {
     # encoders that can be run as decoders
     **_row("albert bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert "
            "rembert roberta roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xmod",
-           attention=att.derived, cross=att.cross, encoder_only=True, lists=False),
+           attention=att.derived, cross=att.derived_cross, encoder_only=True, lists=False),
     # understood to be something else
     **_row("reformer", pattern=p.reformer, attention=dec.reformer, layers=(), lists=False),
     **_row("xlnet", attention=dec.xlnet, lists=False),
@@ -212,7 +215,7 @@ FAMILIES: dict[str, Family] = {
     **_row("gemma4_assistant gemma4_unified_assistant muse_glimmer_assistant",
            refused="an assistant reads the cache of its target model and keeps none of its own"),
     **_row("encoder-decoder speech-encoder-decoder vision-encoder-decoder",
-           attention=att.derived, cross=att.cross),
+           attention=att.derived, cross=att.derived_cross),
     # outside transformers (remote code): sizes as their published code reads them
     **_row("kimi_k2 deepseek_vl_v2_text", like="deepseek_v3"),
     **_row("deepseek_ref", like="deepseek_v4"),

@@ -41,11 +41,13 @@ def gemma4(slots: Slots, keys: Keys) -> Slots:
 
 
 def hrm_text(slots: Slots, keys: Keys) -> Slots:
-    """HRM: num_hidden_layers is a stack's, run H × (L + 1) times, unless num_layers_per_stack is
-    given and the product already stands in num_hidden_layers."""
+    """HRM: a stack is run H × (L + 1) times.
+
+    num_hidden_layers is the stack's own count, unless num_layers_per_stack is given.
+    """
     stack = keys.maybe("num_layers_per_stack", high=MAX_LAYERS)
     if stack is not None:
-        return [slot._replace(module=slot.module % stack.value) for slot in slots]
+        slots = [Slot(slots[0].word, index) for index in range(stack.value)]
     times = keys.need("H_cycles").value * (keys.need("L_cycles").value + 1)
     whole = Known(len(slots), "num_hidden_layers")
     return _repeat(slots, Known(0, "0"), whole, Known(times, "H_cycles × (L_cycles + 1)"))

@@ -7,14 +7,14 @@ cache, the renamed attributes (`n_layer` for `num_hidden_layers`) and the types 
 
 from __future__ import annotations
 
-import math
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvtool.errors import KvtoolError
 
-MAX_LAYERS = 10_000
+MAX_LAYERS = 2_000
 MAX_SIZE = 2**20
 MAX_TOKENS = 2**40
 
@@ -136,6 +136,18 @@ class Keys:
             raise refuse(f"{by} is not a list of whole numbers")
         return [whole(item, by, low=low, high=high) for item in value]
 
+    def item(self, name: str, index: int, *, high: int = MAX_SIZE) -> int | None:
+        """One layer's entry of a list of whole numbers; None if there is no list or it is shorter."""
+        found = self.find(name)
+        if found is None:
+            return None
+        value, by = found
+        if not isinstance(value, list):
+            raise refuse(f"{by} is not a list of whole numbers")
+        return (
+            whole(value[index], f"{by}[{index}]", low=0, high=high) if index < len(value) else None
+        )
+
     def factor(self, name: str, default: float | None = None) -> tuple[float, str]:
         """A positive finite number such as `expand`."""
         found = self.find(name)
@@ -145,15 +157,18 @@ class Keys:
             return default, f"{name} = {default} (assumed by its class)"
         value, by = found
         good = isinstance(value, int | float) and not isinstance(value, bool)
-        if not good or not math.isfinite(value) or not 0 < value <= MAX_SIZE:
-            raise refuse(f"{by} is {value!r}: a positive number is needed")
+        if not good or not 0 < value <= MAX_SIZE:
+            raise refuse(f"{by} is {shown(value)}: a positive number is needed")
         return float(value), f"{by} = {value}"
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """A true or false key; words such as "false" are refused, since Python takes them for true."""
+        """A true or false key; words such as "false" are refused, since Python takes them for true.
+
+        An explicit null is false, as it is to the class.
+        """
         found = self.find(name)
         if found is None:
-            return default
+            return default and not any(s in self.raw for s in self.spellings(name))
         value, by = found
         if isinstance(value, bool) or (isinstance(value, int) and value in (0, 1)):
             return bool(value)
@@ -164,7 +179,8 @@ class Keys:
         if not overrides:
             return self
         own = frozenset(overrides)
-        return replace(self, raw={**self.raw, **overrides}, own=own, own_path=path)
+        raw = ChainMap(dict(overrides), self.raw)  # type: ignore[arg-type]  # read, never written
+        return replace(self, raw=raw, own=own, own_path=path)
 
     def section(self, name: str) -> Keys:
         """A nested table of this class, such as dbrx's attn_config; empty if absent."""
@@ -187,10 +203,15 @@ def whole(value: Any, by: str, *, low: int, high: int) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):
-        shown = repr(value)
-        shown = shown if len(shown) <= 40 else shown[:37] + "…"
-        raise refuse(f"{by} is {shown}: a whole number is needed")
+        raise refuse(f"{by} is {shown(value)}: a whole number is needed")
     if not low <= value <= high:
-        shown = f"{value:,}" if abs(value) < 10**18 else "a huge number"
-        raise refuse(f"{by} is {shown}: {low:,} to {high:,} makes sense")
+        raise refuse(f"{by} is {shown(value)}: {low:,} to {high:,} makes sense")
     return value
+
+
+def shown(value: Any) -> str:
+    """A value of the file as an error names it, cut to a line."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}" if abs(value) < 10**18 else "a huge number"
+    text = repr(value[:40] if isinstance(value, str | list) else value)
+    return text if len(text) <= 40 else text[:37] + "…"

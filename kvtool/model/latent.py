@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from kvtool.model import words
 from kvtool.model.attention import Place, head_dim, plain, query_heads, window_of
-from kvtool.model.keys import MAX_TOKENS, Keys, Known
+from kvtool.model.keys import MAX_TOKENS, Keys, Known, refuse
 from kvtool.model.shape import Kind, LayerCache, State
 
 
@@ -62,47 +62,37 @@ def indexed_latent(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
     entries = latent(keys, place)
     if place.word != words.INDEXED:
         return entries
-    kinds = keys.words("indexer_types") or _indexer_schedule(keys, place)
-    if kinds is None and keys.model_type.startswith("hy_v4"):  # its class: 0, 1, 5, 9, …
-        kinds = (
-            ["full" if i == 0 or (i - 1) % 4 == 0 else "shared" for i in range(place.index + 1)],
-            "",
-        )
-    if kinds is not None and place.index < len(kinds[0]) and kinds[0][place.index] == "shared":
+    if _shares_indexer(keys, place.index):
         return entries
     return (*entries, indexer(place, keys.need("index_head_dim")))
 
 
-def _indexer_schedule(keys: Keys, place: Place) -> tuple[list[str], str] | None:
-    """index_topk_pattern ('FSSF'), or a new indexer every index_topk_freq layers (GLM-5)."""
-    pattern = keys.get("index_topk_pattern")
-    if isinstance(pattern, str):
-        return [{"F": "full", "S": "shared"}.get(letter, "full") for letter in pattern], "pattern"
-    if isinstance(pattern, list):
-        return [str(kind) for kind in pattern], "pattern"
+def _shares_indexer(keys: Keys, layer: int) -> bool:
+    """indexer_types or index_topk_pattern ('FSSF'), or an indexer every index_topk_freq layers."""
+    kinds = keys.get("indexer_types") or keys.get("index_topk_pattern")
+    if kinds is not None:
+        if not isinstance(kinds, list | str):
+            raise refuse("indexer_types or index_topk_pattern is not a list of words")
+        return layer < len(kinds) and kinds[layer] in ("shared", "S")
     freq = keys.maybe("index_topk_freq", low=0)
-    if freq is None:
-        return None
-    offset = keys.maybe("index_skip_topk_offset", low=0)
-    start = offset.value if offset else 2
-    step = max(freq.value, 1)
-    layers = range(place.index + 1)
-    return ["shared" if max(i - start + 1, 0) % step else "full" for i in layers], freq.by
+    if freq is not None:  # GLM-5
+        offset = keys.maybe("index_skip_topk_offset", low=0)
+        start = offset.value if offset else 2
+        return max(layer - start + 1, 0) % max(freq.value, 1) != 0
+    # hy_v4's class has indexers in layers 0, 1, 5, 9, …
+    return keys.model_type.startswith("hy_v4") and layer > 0 and (layer - 1) % 4 != 0
 
 
 def shared_source_latent(keys: Keys, place: Place) -> tuple[LayerCache, ...]:
     """Mistral Large 4: kv_source_layers names the layer whose latent is read."""
     entries = indexed_latent(keys, place)
-    ropes = keys.numbers("no_rope_layers", high=1)
-    step = keys.maybe("no_rope_layer_interval")
-    interval = step.value if step else 4
-    rope = (
-        ropes[place.index] if ropes and place.index < len(ropes) else (place.index + 1) % interval
-    )
+    rope = keys.item("no_rope_layers", place.index, high=1)
+    if rope is None:
+        step = keys.maybe("no_rope_layer_interval")
+        rope = (place.index + 1) % (step.value if step else 4)
     if not rope:  # a NoPE layer has no RoPE key to store
         entries = (replace(entries[0], v_head_dim=0), *entries[1:])
-    sources = keys.numbers("kv_source_layers")
-    if sources is None or place.index >= len(sources) or sources[place.index] == place.index:
+    if keys.item("kv_source_layers", place.index) in (None, place.index):
         return entries
     return tuple(item for item in entries if item.kind == "indexer")
 

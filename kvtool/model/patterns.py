@@ -240,7 +240,8 @@ def attention_types(keys: Keys, count: int) -> Words:
     if listed_kinds is not None and listed_kinds[0]:
         return meaning(*listed_kinds)
     out: Words = []
-    for item in keys.get("attention_types") or [[["global", "local"], 12]]:
+    types = keys.get("attention_types") or [[["global", "local"], 12]]
+    for item in types if isinstance(types, list) else [None]:
         if not (isinstance(item, list) and len(item) == 2 and isinstance(item[0], list)):
             raise refuse("attention_types is not a list of [kinds, repeats]")
         repeats = item[1] if isinstance(item[1], int) and 0 < item[1] <= MAX_LAYERS else 0

@@ -194,7 +194,9 @@ def _per_layer_config(keys: Keys) -> dict[int, dict[str, Any]]:
         raise refuse("per_layer_config is not an object of layers")
     out = {}
     for index, override in raw.items():
-        if not str(index).isdigit() or not isinstance(override, Mapping):
+        name = str(index)
+        number = name.isascii() and name.isdigit() and len(name) <= 6
+        if not number or not isinstance(override, Mapping):
             raise refuse(f"per_layer_config: {str(index)[:20]!r} is not a layer's overrides")
         if override.get("skip"):
             raise refuse(f"per_layer_config.{index}.skip is not understood")

@@ -94,10 +94,11 @@ def mamba2(keys: Keys, place: Place) -> LayerCache:
 
 
 def _mamba2_head(keys: Keys, heads: Known) -> Known:
-    names = ("mamba_d_head", "mamba_headdim", "mamba_head_dim")
-    found = keys.find(*names) or (keys.find("head_dim") if keys.model_type == "mamba2" else None)
+    own = ("head_dim",) if keys.model_type == "mamba2" else ()
+    names = ("mamba_d_head", "mamba_headdim", "mamba_head_dim", *own)
+    found = keys.find(*names)
     if found is not None and found[0] != "auto":
-        return keys.need(*names, "head_dim")
+        return keys.need(*names)
     inner = keys.maybe("mamba_d_ssm")
     if inner is None:
         factor, by = keys.factor("mamba_expand")
