@@ -178,7 +178,7 @@ def reference() -> str:
         for name, entry in cli.COMMANDS.items():
             command = cli.LazyCommand(name, entry).load()
             with command.make_context(name, [], parent=context, resilient_parsing=True) as own:
-                words = "MODEL…" if name == "size" else "[KIND]"
+                words = "[KIND]" if name == "presets" else "MODEL…"
                 parts += [f"## kvtool {name} {words}", entry.summary, options_of(command, own)]
             examples = re.findall(r"kvtool [^·\n]+", command.epilog or "")
             parts.append("```\n" + "\n".join(line.strip() for line in examples) + "\n```")
