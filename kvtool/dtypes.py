@@ -32,10 +32,6 @@ class Dtype:
         blocks = -(-elements // self.block) if self.block else min(elements, 1)
         return blocks * self.scale_bytes
 
-    def bits_per_element(self, elements: int) -> float:
-        """Stored bits an element, scales included."""
-        return self.vector_bytes(elements) * 8 / elements if elements else 0.0
-
 
 _HEAD = "one fp16 scale and one fp16 zero point for each token and head (LMDeploy, kv_quant.md)"
 _GGML = "ggml block, ggml-common.h"

@@ -253,6 +253,11 @@ def test_a_closed_pipe_is_quiet() -> None:
     assert done.returncode == 0
 
 
+def test_help_whose_reader_went_away_is_no_failure() -> None:
+    done = shell("$KVTOOL --help | { exec <&-; sleep 1; }")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_closed_stdout_is_quiet() -> None:
     done = shell("$KVTOOL --version >&-")
     assert (done.returncode, done.stderr) == (0, "")
@@ -260,10 +265,11 @@ def test_a_closed_stdout_is_quiet() -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_two_lines() -> None:
-    done = shell("$KVTOOL presets gpus --json >/dev/full")
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[0] == "Error: cannot write standard output: no space left"
-    assert len(done.stderr.splitlines()) == 2
+    for words in ("presets gpus --json", "--help"):
+        done = shell(f"$KVTOOL {words} >/dev/full")
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[0] == "Error: cannot write standard output: no space left"
+        assert len(done.stderr.splitlines()) == 2
 
 
 def test_shell_completion_knows_commands_and_their_options() -> None:

@@ -195,6 +195,8 @@ def test_a_refused_connection_shows_no_password_of_the_endpoint(load: Load) -> N
     [
         ({"HF_TOKEN": "hf_bröken"}, "bad_token", "characters"),
         ({"HF_ENDPOINT": "hub.example"}, "bad_endpoint", "HF_ENDPOINT is not"),
+        ({"HF_ENDPOINT": "http://127.0.0.1:99999"}, "bad_endpoint", "HF_ENDPOINT is not"),
+        ({"SSL_CERT_FILE": "/no/such"}, "tls", "SSL_CERT_FILE names a file"),
         ({"HF_HUB_ETAG_TIMEOUT": "soon"}, "hub_library", "invalid literal for int"),
         ({"HTTP_PROXY": "gopher://127.0.0.1"}, "proxy", "its address"),
         ({"HF_HUB_CACHE": "/dev/null/hub"}, "cache", "Not a directory"),

@@ -71,6 +71,14 @@ def test_lines_and_levels_are_named() -> None:
     assert {"bf16", "fp8", "A100 80 GB", "H100 80 GB", "H200"} <= set(texts(CHART))
 
 
+def test_a_name_is_text_whatever_it_holds(recwarn: pytest.WarningsRecorder) -> None:
+    names = ("$x^2$", "a$\\frac{$", "_hidden", "中文")
+    lines = tuple(Line(name=name, x=(1.0, 2.0), y=(3.0, 4.0)) for name in names)
+    shown = texts(Chart(title="$t$", x_label="x", y_label="y", lines=lines))
+    assert {"$t$", *names} <= {text.strip() for text in shown}
+    assert not recwarn.list
+
+
 def test_names_of_near_levels_do_not_touch() -> None:
     picture = draw(CHART, "svg").decode()
     heights = [

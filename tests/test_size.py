@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -226,6 +228,72 @@ def test_several_models_and_one_that_fails(kvtool: Kvtool, config: Callable[...,
     assert len(mixed.json["rows"]) == 1
     assert "num_hidden_layers" in mixed.json["error"]["message"]
     assert mixed.err.count("\n") == 2
+
+
+def test_what_fails_of_a_list_does_not_lose_the_rest(kvtool: Kvtool) -> None:
+    long = kvtool("size", "llama-3-8b", "-c", "1k,1m", "--json")
+    assert long.code == 1
+    assert [row["context_tokens"] for row in long.json["rows"]] == [1024]
+    assert long.json["error"]["code"] == "context_too_long"
+    split = kvtool("size", "llama-3-8b", "-c", "1", "--tp", "2,3,8", "--json")
+    assert [row["tp"] for row in split.json["rows"]] == [2, 8]
+    assert split.json["error"]["code"] == "tp_does_not_divide"
+    assert kvtool("size", "llama-3-8b", "-c", "1m", "--json").json["rows"] == []
+
+
+def test_a_product_that_takes_minutes_is_refused(
+    kvtool: Kvtool, config: Callable[..., str]
+) -> None:
+    ran = kvtool("size", "llama-3-8b", "-c", "1..1000", "-b", "1..1000")
+    assert (ran.code, ran.out) == (2, "")
+    assert "1,000,000 rows of 32 layers" in ran.err
+    deep = config(num_hidden_layers=2000)
+    assert kvtool("size", deep, "-c", "1..501").code == 2
+    assert kvtool("size", deep, "-c", "1..3").code == 0
+
+
+def test_a_result_that_cannot_be_saved_is_printed(
+    kvtool: Kvtool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Path, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    ran = kvtool("size", "gpt2", "-o", tmp_path / "x.csv")
+    assert ran.code == 1
+    assert "36.00 KiB" in ran.out
+    assert "no space left" in ran.err
+    asked = kvtool("size", "gpt2", "-o", tmp_path / "x.csv", "--json")
+    assert len(asked.json["rows"]) == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_output_is_no_input_and_no_device(
+    kvtool: Kvtool, tmp_path: Path, config: Callable[..., str]
+) -> None:
+    path = config()
+    before = Path(path).read_text()
+    for model in (path, str(tmp_path)):
+        ran = kvtool("size", model, "-o", tmp_path / "config.json")
+        assert ran.code == 2
+        assert "the file that is read" in ran.err
+    assert Path(path).read_text() == before
+    os.mkfifo(tmp_path / "pipe.json")
+    ran = kvtool("size", path, "-o", tmp_path / "pipe.json")
+    assert ran.code == 1
+    assert "not a file" in ran.err
+
+
+def test_names_from_strangers_are_harmless_in_every_format(kvtool: Kvtool, tmp_path: Path) -> None:
+    path = tmp_path / "=1+1.json"
+    path.write_text(json.dumps(LLAMA | {"torch_dtype": "\x1b[31m\u009b31m\u202eabc"}))
+    for format in ("csv", "json", "md", "table"):
+        ran = kvtool("size", path, "-f", format)
+        assert ran.code == 0
+        assert not set("\x1b\x07\u009b\u202e") & set(ran.out + ran.err)
+    assert kvtool("size", path, "-f", "csv").out.splitlines()[1].startswith("'=1+1,")
+    notes = json.loads(kvtool("size", path, "--json").out)["notes"]
+    assert any("\u202e" in note for note in notes)
 
 
 def test_csv_and_md_and_files(kvtool: Kvtool, tmp_path: Path) -> None:

@@ -142,6 +142,16 @@ def test_context_parallel_data_parallel_and_given_stages(kvtool: Kvtool) -> None
     assert per_gpu(*stages) == 24 * layer
 
 
+def test_what_is_not_used_is_said(kvtool: Kvtool) -> None:
+    words = ("--cache", "static", "--kv-memory", "1GiB", "--prompt-tokens", "5")
+    notes = kvtool("size", "llama-3-8b", "-c", "8", *words, "--json").json["notes"]
+    assert [note.split(" is ignored")[0] for note in notes] == [
+        "--kv-memory", "--prompt-tokens", "--cache static",
+    ]  # fmt: skip
+    rounded = kvtool("size", "llama-3-8b", "-c", "8", "--engine", "vllm", "--block-size", "3")
+    assert "blocks of 16 tokens of --block-size 3" in rounded.err
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [
@@ -150,7 +160,10 @@ def test_context_parallel_data_parallel_and_given_stages(kvtool: Kvtool) -> None
         (["--kv-memory", "lots"], 2), (["--max-batched-tokens", "0"], 2), (["--mtp", "999"], 2),
         (["--batches-in-flight", "0"], 2), (["--draft", "no-such-model"], 1), (["--dcp", "0"], 2),
         (["--pp-layers", "16/x"], 2), (["--pp-layers", "16/99"], 1),
-        (["--pp-layers", "16/16", "--pp", "3"], 2), (["--dcp", "3"], 1),
+        (["--pp-layers", "16/16", "--pp", "3"], 2), (["--dcp", "3"], 1), (["--gpu", "h100:"], 2),
+        (["--engine", "transformers", "-c", "1k", "--prompt-tokens", "2k"], 2),
+        (["--engine", "vllm", "-c", "8", "--max-model-len", "1"], 1),
+        (["--engine", "vllm", "--kv-dtype", "q8_0"], 1),
     ],
 )  # fmt: skip
 def test_bad_words(kvtool: Kvtool, words: list[str], code: int) -> None:

@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 
 from kvtool import catalog
@@ -62,8 +62,8 @@ def test_linear_in_batch(name: str, context: int, batch: int) -> None:
 @given(name=NAMES, context=CONTEXTS, factor=st.integers(2, 9))
 def test_linear_in_tokens_where_every_layer_is_full(name: str, context: int, factor: int) -> None:
     shape = SHAPES[name]
-    if {entry.kind for entry in shape.layers} <= {"full", "latent", "indexer"}:
-        assert size(shape, factor * context) == factor * size(shape, context)
+    assume({entry.kind for entry in shape.layers} <= {"full", "latent", "indexer"})
+    assert size(shape, factor * context) == factor * size(shape, context)
 
 
 @given(name=NAMES, prompt=st.integers(1, 9000), output=st.integers(1, 40))
@@ -72,8 +72,8 @@ def test_any_split_of_tokens_into_prompt_and_output_is_the_same(
 ) -> None:
     """Adding the output token by token, each at its marginal price, ends at the whole's size."""
     shape = SHAPES[name]
-    if any(entry.stride > 1 for entry in shape.layers):
-        return  # a pool adds an entry every few tokens; its price a token is an average
+    # A pool adds an entry every few tokens: its price a token is an average.
+    assume(all(entry.stride == 1 for entry in shape.layers))
     grown = size(shape, prompt)
     for done in range(output):
         grown += ideal.size(layout(shape), context=prompt + done, encoder=100).next_token_bytes
@@ -128,7 +128,7 @@ def test_the_worst_rank_is_no_less_than_a_fair_share(
     try:
         check_parallel(shape, tp, pp)
     except KvtoolError:
-        return
+        reject()
     result = ideal.size(layout(shape, tp=tp, pp=pp), context=context, encoder=100)
     assert math.ceil(result.bytes / (tp * pp)) <= result.rank_bytes <= result.bytes
     if tp == pp == 1:
@@ -137,8 +137,7 @@ def test_the_worst_rank_is_no_less_than_a_fair_share(
 
 @given(layers=st.integers(1, 200), pp=st.integers(1, 64))
 def test_stages_hold_every_layer_once(layers: int, pp: int) -> None:
-    if pp > layers:
-        return
+    assume(pp <= layers)
     split = stages(layers, pp)
     assert [layer for stage in split for layer in stage] == list(range(layers))
     assert max(map(len, split)) - min(map(len, split)) <= 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from kvtool.dtypes import DTYPES
 from kvtool.run import Row, Run
 from kvtool.units import format_bytes
 from kvtool.view import Chart, Line, Table, View
@@ -248,6 +249,8 @@ def _explanation(row: Row) -> Table:
     for kind in row["kinds"]:
         cells.append((kind["kind"], "bytes", f"{kind['formula']} = {kind['bytes']:,}"))
         cells += [("", name, by) for name, by in kind["decided_by"].items()]
+    used = [DTYPES[name] for name in dict.fromkeys(row["kv_dtype"].split("/")) if name in DTYPES]
+    cells += [("dtype", dtype.name, dtype.about) for dtype in used if dtype.about]
     cells.append(("total", "bytes", f"{row['total_bytes']:,}"))
     return Table(
         title=f"{row['model']} ({row['model_type']}), {row['context_tokens']:,} tokens"
