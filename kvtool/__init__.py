@@ -1,3 +1,3 @@
-"""kvtool: the KV cache of a language model, sized, simulated and measured."""
+"""kvtool: the KV cache of a language model, sized, and checked against the real one."""
 
 __version__ = "0.1.0"

@@ -99,12 +99,7 @@ def check_parallel(
                     + ", ".join(str(n) for n in (1, 2, 4, 8, 16) if not count % n),
                     code="tp_does_not_divide",
                 )
-    if tp % dcp:
-        raise KvtoolError(
-            f"--dcp {dcp} does not divide --tp {tp}",
-            "its ranks are tensor-parallel ranks: raise --tp, or choose a dcp that divides it",
-            code="dcp_does_not_divide",
-        )
+    _check_dcp(shape, tp, dcp)
     if pp_layers and sum(pp_layers) != shape.num_modules:
         raise KvtoolError(
             f"--pp-layers are {sum(pp_layers)} layers, and {shape.model_type} has "
@@ -117,6 +112,26 @@ def check_parallel(
             f"--pp {pp} is more than the {shape.num_modules} layers of {shape.model_type}",
             f"choose a pp of at most {shape.num_modules}",
             code="pp_too_large",
+        )
+
+
+def _check_dcp(shape: ModelShape, tp: int, dcp: int) -> None:
+    """Ranks can share a sequence's tokens only where they hold the same head.
+
+    vLLM, config/model.py, verify_with_parallel_config: without a latent, dcp ≤ tp // KV heads.
+    """
+    if tp % dcp:
+        raise KvtoolError(
+            f"--dcp {dcp} does not divide --tp {tp}",
+            "its ranks are tensor-parallel ranks: raise --tp, or choose a dcp that divides it",
+            code="dcp_does_not_divide",
+        )
+    split = [e.kv_heads for e in shape.layers if e.kind == "full" and not e.replicated]
+    if dcp > 1 and split and dcp * max(split) > tp:
+        raise KvtoolError(
+            f"--dcp {dcp} with --tp {tp}: {max(split)} KV heads leave no {dcp} ranks with one head",
+            f"raise --tp to {dcp * max(split)}, or leave out --dcp",
+            code="dcp_does_not_divide",
         )
 
 

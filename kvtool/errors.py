@@ -21,6 +21,7 @@ class KvtoolError(Exception):
         self.hint = hint
         self.code = code
         self.exit_code = exit_code
+        self.params: dict[str, object] = {}  # the options of the command that failed
         self.in_output = False  # true once an emitted run carries it: one JSON object on stdout
 
     def to_dict(self) -> dict[str, str]:

@@ -115,7 +115,12 @@ class Output:
     def error(self, error: KvtoolError, *, command: str = "") -> None:
         """The two lines of an error, and with JSON its object on stdout unless a run had it."""
         if self.format == "json" and not error.in_output:
-            run = Run(command=command, params={}, notes=tuple(self.noted), error=error.to_dict())
+            run = Run(
+                command=command,
+                params=error.params,
+                notes=tuple(self.noted),
+                error=error.to_dict(),
+            )
             # A stdout that cannot be written may be the error that is being told.
             with suppress(KvtoolError):
                 self.data(run.to_json() + "\n")

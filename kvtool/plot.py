@@ -31,6 +31,9 @@ _STYLE: dict[Any, Any] = {
     "axes.titlelocation": "left",
 }
 _UNIT = re.compile(r"\b(bytes|tokens)\b", re.IGNORECASE)
+_MOST_INSIDE = 6
+"""Lines whose legend still finds room between them; more are named below the axes."""
+_LEGEND_WIDTH, _LEGEND_ROW = 110, 0.22  # letters across the picture; inches of a row of names
 _LEVEL_GAP = 0.045  # of the height: less, and two labels touch
 
 
@@ -54,6 +57,7 @@ def draw(chart: Chart, format: str) -> bytes:
         _scale(axes, "x", chart.x_label, log=chart.log_x)
         _scale(axes, "y", chart.y_label, log=chart.log_y)
         _name_levels(axes, chart)
+        _name_lines(figure, axes, chart)
         axes.set_title(chart.title, pad=12)
         axes.grid(color="#e4e4e4", linewidth=0.8)
         axes.set_axisbelow(True)
@@ -82,8 +86,19 @@ def _draw_lines(axes: Any, chart: Chart) -> None:
     values = [y for line in chart.lines for y in line.y] + [y for _, y in chart.levels]
     if not chart.log_y and values and min(values) >= 0:
         axes.set_ylim(0, max(values) * 1.06 or 1)
-    if any(line.name for line in chart.lines):
+
+
+def _name_lines(figure: Any, axes: Any, chart: Chart) -> None:
+    names = [line.name for line in chart.lines]
+    if not any(names):
+        return
+    if len(names) <= _MOST_INSIDE:
         axes.legend(frameon=False, loc="best")
+        return
+    columns = max(1, min(4, _LEGEND_WIDTH // (max(map(len, names)) + 8)))
+    rows = -(-len(names) // columns)
+    figure.set_figheight(figure.get_figheight() + _LEGEND_ROW * rows)  # the axes keep their height
+    figure.legend(frameon=False, loc="outside lower center", ncols=columns, handlelength=3)
 
 
 def _name_levels(axes: Any, chart: Chart) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kvtool.engines.vllm import LayerSpec, VllmPool, VllmSettings, pool_of, reserve
+from kvtool.engines.vllm import MEASURED, LayerSpec, VllmPool, VllmSettings, pool_of, reserve
 from kvtool.errors import KvtoolError
 from kvtool.model.shape import ModelShape
 from kvtool.run import Row
@@ -23,15 +23,20 @@ class VllmOptions:
     max_batched_tokens: int = 8192
     batches_in_flight: int | None = None
     prefix_caching: bool = False
-    hybrid: bool = True
+    hybrid: bool | None = None
+    """None: vLLM's own choice, which is off where attention is chunked."""
     kv_memory: int | None = None
     ds_mla: bool = False
     """fp8_ds_mla: DeepSeek's own fp8 layout of a latent, 656 bytes a token."""
 
 
-def settings_of(case: Case, options: VllmOptions) -> VllmSettings:
+def settings_of(case: Case, options: VllmOptions, *, chunked: bool) -> VllmSettings:
     """The settings that vLLM would be started with. One request is as long as the context unless
-    --max-model-len says otherwise."""
+    --max-model-len says otherwise.
+
+    The hybrid KV cache manager is off for chunked attention unless
+    VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE is set (config/vllm.py).
+    """
     shape, layout = case.layout.shape, case.layout
     default_batches = layout.pp if layout.pp > 1 else 2
     kv_dtype = "fp8_ds_mla" if options.ds_mla else layout.kv.name
@@ -46,8 +51,9 @@ def settings_of(case: Case, options: VllmOptions) -> VllmSettings:
         block_size=layout.block_size,
         max_batched_tokens=options.max_batched_tokens,
         batches_in_flight=options.batches_in_flight or default_batches,
+        speculative_tokens=shape.mtp,
         prefix_caching=options.prefix_caching,
-        hybrid=options.hybrid,
+        hybrid=not chunked if options.hybrid is None else options.hybrid,
         mamba_block_size=None if options.prefix_caching else _state_block(shape),
         kv_memory=options.kv_memory,
     )
@@ -67,25 +73,57 @@ def reserve_row(subject: Subject, case: Case, options: VllmOptions) -> Row:
             "shorten --context, or raise --max-model-len",
             code="context_too_long",
         )
-    settings = settings_of(case, options)
-    pool = reserve(case.layout.shape, settings)
-    row = inputs(subject, case) | _lengths(settings) | pool_fields(pool, case, settings)
+    shape = case.layout.shape
+    settings = settings_of(case, options, chunked=any(e.kind == "chunked" for e in shape.layers))
+    pool = reserve(shape, settings)
+    row = inputs(subject, case) | _lengths(settings) | pool_fields(pool, case)
+    if options.ds_mla:
+        row["kv_dtype"] = "fp8_ds_mla"
+    if case.encoder:
+        row["encoder_tokens"] = settings.encoder_tokens
     row |= {
-        "gqa_ratio": gqa_ratio(case.layout.shape),
+        "gqa_ratio": gqa_ratio(shape),
         "plain_bytes": case.batch * plain_bytes(case.layout, case.context),
-        "layers": case.layout.shape.num_layers,
+        "layers": shape.num_layers,
     }
-    if case.layout.shape.assumed:
-        row["assume"] = case.layout.shape.assumed
+    if shape.assumed:
+        row["assume"] = shape.assumed
     return row
+
+
+def notes_of(row: Row, case: Case, options: VllmOptions) -> list[str]:
+    """What vLLM decides by itself, or is assumed of it."""
+    asked, real = case.layout.block_size, row["block_size"]
+    kinds = {group["kind"] for group in row["groups"]}
+    kind = case.layout.shape.model_type
+    notes = []
+    if kind not in MEASURED:
+        notes.append(
+            f"no pool of {kind} was compared with vLLM's own: its general rules are applied"
+        )
+    if asked is not None and asked != real:
+        notes.append(f"vLLM makes blocks of {real:,} tokens of --block-size {asked:,}")
+    if options.hybrid is None and not row["hybrid"]:
+        notes.append(
+            "vLLM turns its hybrid KV cache manager off for chunked attention: every layer keeps"
+            " every token (--hybrid turns it on)"
+        )
+    if kinds & {"sliding", "chunked", "cross"}:
+        notes.append(
+            f"{row['max_batched_tokens']:,} tokens a step are assumed (--max-batched-tokens);"
+            " vLLM's own default depends on the GPU"
+        )
+    if "linear" in kinds and case.layout.shape.draft:
+        notes.append("state blocks for drafted tokens are not counted")
+    return notes
 
 
 def specs_row(name: str, specs: tuple[LayerSpec, ...], case: Case, options: VllmOptions) -> Row:
     """The same for a mix of layer specs (--layer-specs) in place of a model."""
-    settings = settings_of(case, options)
+    settings = settings_of(case, options, chunked=any(s.kind == "chunked" for s in specs))
     pool = pool_of(specs, settings)
     subject = Subject(name=name, source="file", shape=case.layout.shape)
-    row = inputs(subject, case) | _lengths(settings) | pool_fields(pool, case, settings)
+    row = inputs(subject, case) | _lengths(settings) | pool_fields(pool, case)
     return row | {"gqa_ratio": None, "plain_bytes": 0, "layers": len(specs)}
 
 
@@ -100,20 +138,20 @@ def _lengths(settings: VllmSettings) -> Row:
     }
 
 
-def pool_fields(pool: VllmPool, case: Case, settings: VllmSettings) -> Row:
+def pool_fields(pool: VllmPool, case: Case) -> Row:
     """The pool's numbers. Bytes of a block and of a request are one GPU's; totals are all GPUs'."""
-    request = pool.one_request_bytes
-    gpus = case.layout.tp * case.layout.pp
+    request, stages = pool.one_request_bytes, pool.all_stages_bytes
+    tp = case.layout.tp
+    sequence = None if stages is None else stages * tp
     per_gpu = None if request is None else -(-case.batch // case.dp) * request
-    longer = _longer(pool, settings)
     return {
         "block_size": pool.block_size,
-        "bytes_per_token": longer,
-        "sequence_bytes": None if request is None else request * gpus,
+        "bytes_per_token": None if pool.bytes_per_token is None else pool.bytes_per_token * tp,
+        "sequence_bytes": sequence,
         "state_bytes": None,
         "cross_bytes": None,
         "scale_bytes": 0,
-        "total_bytes": None if request is None else case.batch * request * gpus,
+        "total_bytes": None if sequence is None else case.batch * sequence,
         "per_gpu_bytes": per_gpu,
         "mha_bytes": None,
         "bytes_per_block": pool.bytes_per_block,
@@ -125,31 +163,32 @@ def pool_fields(pool: VllmPool, case: Case, settings: VllmSettings) -> Row:
         "fits": pool.fits,
         "reason": pool.reason,
         "groups": [asdict(group) for group in pool.groups],
-        "kinds": [_kind(group, pool, case.batch * gpus) for group in map(asdict, pool.groups)],
+        "kinds": [_kind(group, pool, case.batch * tp) for group in map(asdict, pool.groups)],
     }
 
 
-def _longer(pool: VllmPool, settings: VllmSettings) -> int | None:
-    """Bytes that a request one block longer reserves, a token of it."""
-    return None if pool.bytes_per_block is None else pool.bytes_per_block // pool.block_size
-
-
 def _kind(group: dict[str, Any], pool: VllmPool, times: int) -> dict[str, Any]:
-    blocks, size = group["blocks_per_request"], pool.bytes_per_block or 0
+    """A group as an entry of `kinds`; with pipeline stages a block counts on each of them."""
+    blocks = group["blocks_per_request"]
+    size = (pool.all_stages_bytes or 0) // (pool.blocks_per_request or 1)
+    state = group["kind"] == "linear"
+    several = "the largest group's pages: every group draws from one pool"
     return {
         "kind": group["kind"],
         "layers": group["layers"],
         "kv_heads": None,
         "k_head_dim": None,
         "v_head_dim": None,
-        "window": None,
-        "tokens": blocks * group["block_size"],
+        "window": group["window"],
+        "stride": 1,
+        "tokens": 0 if state else blocks * group["block_size"],
         "bytes": times * blocks * size,
         "state_bytes": 0,
         "formula": f"{blocks:,} blocks × {size:,} bytes"
-        + (f" × {times:,} (sequences and GPUs)" if times > 1 else ""),
+        + (f" × {times:,} (sequences × tp)" if times > 1 else ""),
         "decided_by": {
-            "blocks": f"{group['blocks_per_request']} of {group['block_size']} tokens a request",
-            "bytes_per_block": "the largest group's pages: every group draws from one pool",
+            "blocks": f"{blocks:,} a request, "
+            + ("a state each" if state else f"{group['block_size']:,} tokens each"),
+            "bytes_per_block": several if len(pool.groups) > 1 else "a page of each layer",
         },
     }

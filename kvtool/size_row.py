@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvtool.cache import CacheLayout, element_bytes
+from kvtool.cache import CacheLayout, element_bytes, fixed_bytes
 from kvtool.engines import transformers
 from kvtool.engines.result import KindBytes, Sequence
 from kvtool.model.shape import LayerCache, ModelShape, State
@@ -55,7 +55,14 @@ def inputs(subject: Subject, case: Case) -> Row:
         "dp": case.dp,
         "block_size": layout.block_size,
         "max_context": layout.shape.max_context,
+        **_beside(layout.shape),
     }
+
+
+def _beside(shape: ModelShape) -> Row:
+    """What was added to the model, where something was."""
+    added: Row = {"draft": shape.draft} if shape.draft else {}
+    return added | ({"mtp": shape.mtp} if shape.mtp else {})
 
 
 def size_row(subject: Subject, case: Case, sequence: Sequence, *, per_layer: bool) -> Row:
@@ -79,7 +86,8 @@ def size_row(subject: Subject, case: Case, sequence: Sequence, *, per_layer: boo
     }
     if sequence.parts:
         row |= transformers.fields(sequence, batch)
-    row["kinds"] = [_kind(layout, group, batch) for group in _groups(sequence)]
+    rows = layout.shape.rows_per_sequence if sequence.parts else 1
+    row["kinds"] = [_kind(layout, group, batch, rows) for group in _groups(sequence)]
     if layout.shape.assumed:
         row["assume"] = layout.shape.assumed
     if per_layer:
@@ -89,19 +97,22 @@ def size_row(subject: Subject, case: Case, sequence: Sequence, *, per_layer: boo
 
 def gqa_ratio(shape: ModelShape) -> float | None:
     """Query heads for each KV head, over the layers with attention; None without any."""
-    pairs = [(e.query_heads, e.kv_heads) for e in shape.layers if e.query_heads]
+    pairs = [(e.query_heads, e.kv_heads) for e in shape.layers if e.query_heads and not e.owner]
     return sum(q for q, _ in pairs) / sum(kv for _, kv in pairs) if pairs else None
 
 
 def plain_bytes(layout: CacheLayout, context: int) -> int:
     """2 · layers · KV heads · head size · tokens · bytes, taken literally, as a reader would."""
-    heads = [e for e in layout.shape.layers if e.query_heads and e.kind != "cross"]
+    shape = layout.shape
+    heads = [e for e in shape.layers if e.query_heads and e.kind != "cross" and not e.owner]
     if not heads:
         return 0
     first = next((e for e in heads if e.kind == "full"), heads[0])
-    count = first.query_heads if first.replicated else first.kv_heads
+    count = first.kv_heads
+    if first.replicated:
+        count = shape.stated_kv_heads or first.query_heads
     widths = layout.kv.k.vector_bytes(first.mha_k_dim) + layout.kv.v.vector_bytes(first.mha_v_dim)
-    return layout.shape.num_layers * count * widths * context
+    return (shape.num_layers - shape.draft_layers) * count * widths * context
 
 
 def _groups(sequence: Sequence) -> list[list[KindBytes]]:
@@ -116,6 +127,7 @@ def _groups(sequence: Sequence) -> list[list[KindBytes]]:
             e.v_head_dim,
             e.window,
             e.stride,
+            e.fixed_bytes,
             e.states,
             e.trace,
         )
@@ -123,7 +135,7 @@ def _groups(sequence: Sequence) -> list[list[KindBytes]]:
     return list(groups.values())
 
 
-def _kind(layout: CacheLayout, group: list[KindBytes], batch: int) -> dict[str, Any]:
+def _kind(layout: CacheLayout, group: list[KindBytes], batch: int, rows: int) -> dict[str, Any]:
     entry = group[0].entry
     return {
         "kind": entry.kind,
@@ -136,8 +148,12 @@ def _kind(layout: CacheLayout, group: list[KindBytes], batch: int) -> dict[str, 
         "tokens": group[0].tokens,
         "bytes": batch * sum(kind.bytes for kind in group),
         "state_bytes": batch * sum(kind.state_bytes for kind in group),
-        "formula": formula(layout, group, batch),
-        "decided_by": {"layers": layout.shape.layers_by, **dict(entry.trace)},
+        "formula": formula(layout, group, batch) + (f" / {rows} codebooks" if rows > 1 else ""),
+        "decided_by": {
+            "layers": layout.shape.layers_by,
+            **dict(entry.trace),
+            **{d.name: d.about for d in (layout.kv.k, layout.kv.v) if d.about and entry.kv_heads},
+        },
     }
 
 
@@ -161,7 +177,11 @@ def formula(layout: CacheLayout, group: list[KindBytes], batch: int) -> str:
     terms = []
     if entry.kind != "linear":
         terms.append(_token_terms(layout, entry) + f" × {tokens:,} tokens")
-    terms += [_state_term(layout, state) for state in entry.states]
+    if fixed_bytes(entry, tokens):
+        terms.append(f"{entry.fixed_bytes} bytes × {tokens:,} tokens")
+    terms += [_state_term(layout, state) for state in entry.states] or (
+        [] if terms else ["0 bytes"]
+    )
     inner = terms[0] if len(terms) == 1 else "(" + " + ".join(terms) + ")"
     sequences = f" × {batch:,} sequences" if batch > 1 else ""
     return f"{layers} layers × {inner}{sequences}"

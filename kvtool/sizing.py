@@ -13,7 +13,7 @@ from kvtool.engines import ENGINES
 from kvtool.engines.vllm import LayerSpec
 from kvtool.errors import KvtoolError, usage_error
 from kvtool.model.shape import ModelShape
-from kvtool.reserve_row import VllmOptions, reserve_row, specs_row
+from kvtool.reserve_row import VllmOptions, notes_of, reserve_row, specs_row
 from kvtool.run import Row
 from kvtool.size_row import Case, Subject, size_row
 
@@ -106,16 +106,23 @@ def size_rows(
         notes.append(note)
         try:
             row = _row(subject, query, replace(case, encoder=encoder))
-            notes.append(_other_block(row, case))
             rows.append(row)
         except KvtoolError as error:
-            if len(query.engines) == 1 or error.code not in CANNOT:
+            if len(query.engines) > 1 and error.code in CANNOT:
+                notes.append(f"no row for {case.engine}: {error.message}")
+            elif lost is None:
                 raise
-            notes.append(f"no row for {case.engine}: {error.message}")
+            else:
+                bad.append(error)
+            continue
+        if case.engine == "vllm":
+            notes += notes_of(row, case, query.vllm)
+    if bad and not rows:
+        raise bad[0]
     asked = {part.strip().lower() for text in query.kv_dtypes for part in text.split("/")}
     if shape.kv_dtype and "auto" in asked:
         notes.append(f"the checkpoint quantises its KV cache: auto is {shape.kv_dtype}")
-    notes += _parallel_notes(shape, query.tps)
+    notes += _parallel_notes(shape, query)
     if shape.assumed:
         notes.append(
             "sized as plain full attention because of --assume full, not by its own layout"
@@ -157,9 +164,12 @@ def specs_rows(name: str, specs: tuple[LayerSpec, ...], query: Query) -> list[Ro
             dtype=dtype,
             kv=parse_kv_dtype("auto", auto=dtype),
             pp=query.pps[0],
+            pp_layers=query.pp_layers,
             dcp=query.dcp,
         )
-        case = Case(engine="vllm", context=context, encoder=0, batch=batch, layout=layout)
+        case = Case(
+            engine="vllm", context=context, encoder=0, batch=batch, layout=layout, dp=query.dp
+        )
         rows.append(specs_row(name, specs, case, query.vllm))
     return rows
 
@@ -167,6 +177,10 @@ def specs_rows(name: str, specs: tuple[LayerSpec, ...], query: Query) -> list[Ro
 def _row(subject: Subject, query: Query, case: Case) -> Row:
     if case.engine == "vllm":
         return reserve_row(subject, case, query.vllm)
+    if case.engine == "transformers" and case.dp > 1:
+        raise KvtoolError(
+            "--engine transformers sizes one process", "leave out --dp", code="not_in_engine"
+        )
     sequence = ENGINES[case.engine](
         case.layout,
         context=case.context,
@@ -177,20 +191,15 @@ def _row(subject: Subject, query: Query, case: Case) -> Row:
     return size_row(subject, case, sequence, per_layer=query.per_layer)
 
 
-def _other_block(row: Row, case: Case) -> str:
-    asked, real = case.layout.block_size, row["block_size"]
-    if asked is None or asked == real:
-        return ""
-    return f"vLLM makes blocks of {real:,} tokens of --block-size {asked:,}"
-
-
-def _parallel_notes(shape: ModelShape, tps: tuple[int, ...]) -> list[str]:
+def _parallel_notes(shape: ModelShape, query: Query) -> list[str]:
     """Why more ranks may not mean less cache on each."""
+    tps = query.tps if query.dcp == 1 else (1,)
     heads = [e.kv_heads for e in shape.layers if e.kv_heads and not e.replicated]
     notes = []
     if heads and max(tps) > min(heads):
         notes.append(f"tp above {min(heads)} KV heads copies them: a rank keeps at least one head")
-    if max(tps) > 1 and any(e.kind == "latent" for e in shape.layers):
+    latent = any(e.kind == "latent" for e in shape.layers)
+    if max(tps) > 1 and latent and query.engines != ("vllm",):
         notes.append("a latent cache has one head: every tensor-parallel rank keeps all of it")
     return notes
 
@@ -233,15 +242,22 @@ def _cases(
         )
 
 
+def most_contexts(shape: ModelShape, query: Query) -> int:
+    """How many contexts a run of the other lists may have."""
+    lists = (query.batches, query.kv_dtypes, query.tps, query.pps, query.block_sizes, query.engines)
+    most = min(MOST_ROWS, MOST_LAYER_ROWS // max(len(shape.layers), 1))
+    return most // math.prod(map(len, lists))
+
+
 def check_amount(shape: ModelShape, query: Query, contexts: int) -> None:
     """Refuse a product of lists that would run for minutes."""
     lists = (query.batches, query.kv_dtypes, query.tps, query.pps, query.block_sizes, query.engines)
-    rows = contexts * math.prod(map(len, lists))
-    if rows > MOST_ROWS or rows * len(shape.layers) > MOST_LAYER_ROWS:
+    if contexts > most_contexts(shape, query):
+        rows = contexts * math.prod(map(len, lists))
+        most = min(MOST_ROWS, MOST_LAYER_ROWS // max(len(shape.layers), 1))
         raise usage_error(
             f"{rows:,} rows of {len(shape.layers):,} layers are too many for one run",
-            f"ask for at most {min(MOST_ROWS, MOST_LAYER_ROWS // len(shape.layers)):,} rows:"
-            " shorter lists, or several runs",
+            f"ask for at most {most:,} rows: shorter lists, or several runs",
         )
 
 

@@ -9,13 +9,14 @@ from kvtool.model.shape import LayerCache, ModelShape
 
 
 def with_draft(shape: ModelShape, draft: ModelShape, name: str) -> ModelShape:
-    """The model with a draft model's layers after its own: both caches grow with every token."""
+    """The model with a draft model's layers, which run beside its last ones on the last stage."""
     moved = tuple(
         replace(
             entry,
             layer=entry.layer + shape.num_layers,
-            module=entry.module + shape.num_modules,
-            trace=(("draft", name), *entry.trace),
+            module=shape.num_modules - 1,
+            owner=draft.model_type,
+            trace=(("draft", name), ("layers", draft.layers_by), *entry.trace),
         )
         for entry in draft.layers
     )
@@ -23,9 +24,23 @@ def with_draft(shape: ModelShape, draft: ModelShape, name: str) -> ModelShape:
         shape,
         layers=shape.layers + moved,
         num_layers=shape.num_layers + draft.num_layers,
-        num_modules=shape.num_modules + draft.num_modules,
-        notes=(*shape.notes, f"with the cache of the draft model {name}"),
+        draft=name,
+        draft_layers=draft.num_layers,
+        assumed=shape.assumed or draft.assumed,
+        notes=(
+            *shape.notes,
+            f"with the cache of the draft model {name}",
+            *(f"{name}: {note}" for note in draft.notes),
+            *_shorter(shape, draft, name),
+        ),
     )
+
+
+def _shorter(shape: ModelShape, draft: ModelShape, name: str) -> list[str]:
+    top = draft.max_context
+    if top is None or (shape.max_context is not None and shape.max_context <= top):
+        return []
+    return [f"{name} goes no further than {top:,} tokens"]
 
 
 def with_mtp(shape: ModelShape, count: int) -> ModelShape:
@@ -48,8 +63,11 @@ def with_mtp(shape: ModelShape, count: int) -> ModelShape:
         shape,
         layers=shape.layers + tuple(_copy(shape, e, i) for i in range(count) for e in own),
         num_layers=shape.num_layers + count,
-        num_modules=shape.num_modules + count,
-        notes=(*shape.notes, f"with {count} multi-token-prediction layers"),
+        mtp=count,
+        notes=(
+            *shape.notes,
+            f"with {count} multi-token-prediction layer{'s' if count > 1 else ''} on the last stage",
+        ),
     )
 
 
@@ -57,6 +75,6 @@ def _copy(shape: ModelShape, entry: LayerCache, index: int) -> LayerCache:
     return replace(
         entry,
         layer=shape.num_layers + index,
-        module=shape.num_modules + index,
-        trace=(("mtp", f"like layer {entry.layer}"), *entry.trace),
+        module=shape.num_modules - 1,
+        trace=(("mtp", f"like layer {entry.layer}"), ("layers", "--mtp"), *entry.trace),
     )

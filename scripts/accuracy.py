@@ -46,6 +46,8 @@ LIMITS = """## What this does not show
 - vLLM's pools were laid out on a CPU, layers outermost. On GPUs a kernel may ask for larger blocks
   (FlashMLA: 64), and layouts with blocks outermost pack mixed pages otherwise. A GPU run with float32
   weights casts to 16 bit, which halves these figures.
+- For a model type without a measured pool, `--engine vllm` applies vLLM's general rules and says so.
+  Pipeline stages, context parallelism, draft models and MTP have no rows: they follow vLLM's source.
 - vLLM layouts that are not modelled are refused by name: encoder-decoders but Whisper, Llama 3.2
   Vision, RWKV, RecurrentGemma, DeepSeek-V4, MiniMax-M3 and some hybrids.
 - `ideal` is arithmetic: it is held to 48 sizes derived by hand (tests/golden/sizes.json) and to

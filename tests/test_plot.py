@@ -71,6 +71,24 @@ def test_lines_and_levels_are_named() -> None:
     assert {"bf16", "fp8", "A100 80 GB", "H100 80 GB", "H200"} <= set(texts(CHART))
 
 
+def height(picture: bytes) -> int:
+    found: tuple[int, int] = struct.unpack(">II", picture[16:24])
+    return found[1]
+
+
+def test_many_names_stand_below_the_axes() -> None:
+    def chart(count: int) -> Chart:
+        lines = [Line(name=f"n{i}", x=CONTEXTS, y=CONTEXTS) for i in range(count)]
+        return replace(CHART, lines=tuple(lines))
+
+    assert height(draw(chart(6), "png")) == 768
+    assert height(draw(chart(7), "png")) > 768
+    assert height(draw(chart(40), "png")) > height(draw(chart(7), "png"))
+    shown = texts(chart(10))
+    assert {f"n{i}" for i in range(10)} <= set(shown)
+    assert shown.index("n0") > shown.index("context (tokens)")
+
+
 def test_a_name_is_text_whatever_it_holds(recwarn: pytest.WarningsRecorder) -> None:
     names = ("$x^2$", "a$\\frac{$", "_hidden", "中文")
     lines = tuple(Line(name=name, x=(1.0, 2.0), y=(3.0, 4.0)) for name in names)

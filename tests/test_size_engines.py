@@ -27,7 +27,6 @@ def test_all_engines_in_one_table_and_in_words(kvtool: Kvtool) -> None:
     for words in (
         "needed", "held", "reserved", "vLLM's blocks",
         "transformers holds", "window − 1 tokens", "vllm reserves", "tokens in flight",
-        "blocks of 16",
     ):  # fmt: skip
         assert words in ran.out, words
     three = rows(kvtool, "gpt-oss-20b", "-c", "8k", "--engine", "all")
@@ -74,7 +73,14 @@ def test_the_vllm_row_has_the_fields_of_the_contract(kvtool: Kvtool) -> None:
     assert row["kv_cache_size_tokens"] == 20 * 8192
     assert row["max_concurrency"] == 20.0
     assert row["fits"] is True
-    group = {"kind": "full", "layers": 32, "block_size": 16, "blocks_per_request": 512}
+    group = {
+        "kind": "full",
+        "layers": 32,
+        "block_size": 16,
+        "blocks_per_request": 512,
+        "window": None,
+        "window": None,
+    }
     assert row["groups"] == [group | {"page_bytes": 2 * 8 * 128 * 2 * 16}]
 
 
@@ -136,17 +142,83 @@ def test_context_parallel_data_parallel_and_given_stages(kvtool: Kvtool) -> None
     assert per_gpu("deepseek-v3", "--tp", "8", "--dcp", "8") * 8 == whole
     assert per_gpu("deepseek-v3", "-b", "16", "--dp", "8") == 2 * whole
     assert per_gpu("deepseek-v3", "-b", "17", "--dp", "8") == 3 * whole
+    # Ranks share tokens only where they hold the same head: 2 ranks of each of 8 heads here.
+    assert per_gpu("llama-3-8b", "--tp", "16", "--dcp", "2") * 16 == per_gpu("llama-3-8b")
+    assert kvtool("size", "llama-3-8b", "--tp", "8", "--dcp", "2").code == 1
     layer = 2 * 8 * 128 * 2 * 8192
     assert per_gpu("llama-3-8b", "--pp-layers", "8/24") == 24 * layer
     stages = ("llama-3-8b", "--pp-layers", "8/24", "--engine", "vllm")
     assert per_gpu(*stages) == 24 * layer
 
 
+def test_llama_4_in_vllm_keeps_every_token(kvtool: Kvtool) -> None:
+    """vllm-project/vllm#19407: 240.0 GiB for one request of 10,485,760 tokens on each of 8 GPUs."""
+    words = ("llama-4-scout", "-c", "10485760", "--tp", "8", "--engine", "vllm")
+    row = rows(kvtool, *words, "--allow-long")[0]
+    assert row["one_request_bytes"] == 240 * 2**30
+    ran = kvtool("size", *words, "--allow-long", "--kv-memory", "88.38GiB", "--json")
+    assert ran.json["error"]["code"] == "does_not_fit"
+    assert any("--hybrid turns it on" in note for note in ran.json["notes"])
+    less = rows(kvtool, *words, "--allow-long", "--hybrid")[0]["one_request_bytes"]
+    assert less < row["one_request_bytes"] / 3
+
+
+def test_a_draft_runs_on_the_last_stage_by_its_own_rules(kvtool: Kvtool, tmp_path: Path) -> None:
+    neo = tmp_path / "neo.json"
+    neo.write_text('{"model_type": "gpt_neo", "torch_dtype": "bfloat16"}')
+    words = ("llama-3-70b", "-c", "8k", "--draft", "llama-3.2-1b", "--pp", "4")
+    row = rows(kvtool, *words)[0]
+    layer, drafted = 2 * 8 * 128 * 2 * 8192, 2 * 8 * 64 * 2 * 8192
+    assert row["per_gpu_bytes"] == 20 * layer + 16 * drafted
+    assert row["draft"] == "llama-3.2-1b"
+    assert row["plain_bytes"] == 80 * layer
+    own, draft = row["kinds"]
+    assert (own["layers"], own["decided_by"]["layers"]) == (80, "num_hidden_layers = 80")
+    assert (draft["layers"], draft["decided_by"]["layers"]) == (16, "num_hidden_layers = 16")
+    uncut = rows(
+        kvtool, str(neo), "-c", "2k", "--draft", "gpt-oss-20b", "--engine", "transformers"
+    )[0]
+    windows = [k["tokens"] for k in uncut["kinds"] if k["decided_by"].get("draft")]
+    assert sorted(windows) == [127, 2048]
+
+
+def test_options_of_a_gpu(kvtool: Kvtool) -> None:
+    one, eight = rows(kvtool, "deepseek-v3", "-c", "128k", "-b", "16", "--tp", "8", "--gpu",
+                      "h200:8,h200")[0]["gpus"]  # fmt: skip
+    assert one["share"] == eight["share"] > 0.9
+    spread = rows(kvtool, "llama-3-8b", "-c", "8k", "--gpu", "h100:8")[0]["gpus"][0]
+    assert spread["share"] == 2**30 / (8 * spread["usable_bytes"])
+    assert any(
+        "mi325x" in n for n in kvtool("size", "gpt2", "--gpu", "mi325x", "--json").json["notes"]
+    )
+
+
+def test_errors_of_one_case_keep_the_others(kvtool: Kvtool) -> None:
+    for words in (
+        ("-c", "4k,8k", "--max-model-len", "5k"),
+        ("-c", "4k", "--kv-dtype", "auto,int4"),
+    ):
+        ran = kvtool("size", "llama-3-8b", "--engine", "vllm", *words, "--json")
+        assert ran.code == 1
+        assert len(ran.json["rows"]) == 1
+    several = kvtool("size", "gpt2", "no-such-model", "nor-this", "--json")
+    assert "no-such-model" in several.json["error"]["message"]
+    assert any("nor-this" in note for note in several.json["notes"])
+    alone = kvtool("size", "no-such-model", "--json")
+    assert alone.json["params"]["models"] == ["no-such-model"]
+
+
+def test_fp8_ds_mla_is_what_the_row_says(kvtool: Kvtool) -> None:
+    row = rows(kvtool, "deepseek-v3", "-c", "8k", "--engine", "vllm", "--kv-dtype", "fp8_ds_mla")[0]
+    assert row["kv_dtype"] == "fp8_ds_mla"
+    assert row["bytes_per_token"] == 61 * 656
+
+
 def test_what_is_not_used_is_said(kvtool: Kvtool) -> None:
     words = ("--cache", "static", "--kv-memory", "1GiB", "--prompt-tokens", "5")
     notes = kvtool("size", "llama-3-8b", "-c", "8", *words, "--json").json["notes"]
     assert [note.split(" is ignored")[0] for note in notes] == [
-        "--kv-memory", "--prompt-tokens", "--cache static",
+        "--kv-memory", "--prompt-tokens", "--cache",
     ]  # fmt: skip
     rounded = kvtool("size", "llama-3-8b", "-c", "8", "--engine", "vllm", "--block-size", "3")
     assert "blocks of 16 tokens of --block-size 3" in rounded.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
@@ -101,12 +102,33 @@ def test_kinds_and_layers_add_up(name: str, context: int, kv: KvDtype, batch: in
 def formula_value(text: str) -> int:
     """What the formula multiplies out to, read as arithmetic with its words taken away."""
     words = ("layers", "KV heads", "tokens", "sequences", "bytes of K", "bytes of V", "bytes",
-             "channels", "columns", "state elements", "pending elements")  # fmt: skip
+             "channels", "columns", "state elements", "codebooks", "blocks",
+             "(sequences * tp)")  # fmt: skip
     text = text.replace(",", "").replace("×", "*")
     for word in words:
         text = text.replace(f" {word}", "")
-    assert set(text) <= set("0123456789 *+()"), text
+    assert set(text) <= set("0123456789 *+()/"), text
     return int(eval(text))
+
+
+@pytest.mark.parametrize("engine", ["ideal", "transformers", "vllm"])
+def test_every_formula_multiplies_out(engine: str) -> None:
+    """Of every type's class defaults, and every preset, in each engine that takes it."""
+    shapes = dict(SHAPES)
+    for kind in TABLE:
+        with contextlib.suppress(KvtoolError):
+            shapes[kind] = read_model({"model_type": kind}, TABLE)
+    checked = 0
+    for name, shape in shapes.items():
+        subject = Subject(name=name, source="preset", shape=shape)
+        query = Query(engines=(engine,), contexts=(700,), batches=(3,), allow_long=True)
+        with contextlib.suppress(KvtoolError):
+            row = size_rows(subject, query)[0][0]
+            assert sum(kind["bytes"] for kind in row["kinds"]) == row["total_bytes"], name
+            for kind in row["kinds"]:
+                assert formula_value(kind["formula"]) == kind["bytes"], (name, kind)
+            checked += 1
+    assert checked > 400
 
 
 @given(name=NAMES, context=CONTEXTS, block_size=st.sampled_from([1, 16, 64, 256]))
@@ -120,16 +142,22 @@ def test_blocks_round_up_by_less_than_a_block_a_layer(
     assert block_size > 1 or rounded == exact
 
 
-@given(name=NAMES, context=CONTEXTS, tp=st.sampled_from([1, 2, 4, 8]), pp=st.integers(1, 6))
+@given(
+    name=NAMES,
+    context=CONTEXTS,
+    tp=st.sampled_from([1, 2, 4, 8, 16, 32]),
+    pp=st.integers(1, 6),
+    dcp=st.sampled_from([1, 1, 2, 4, 8]),
+)
 def test_the_worst_rank_is_no_less_than_a_fair_share(
-    name: str, context: int, tp: int, pp: int
+    name: str, context: int, tp: int, pp: int, dcp: int
 ) -> None:
     shape = SHAPES[name]
     try:
-        check_parallel(shape, tp, pp)
+        check_parallel(shape, tp, pp, dcp=dcp)
     except KvtoolError:
         reject()
-    result = ideal.size(layout(shape, tp=tp, pp=pp), context=context, encoder=100)
+    result = ideal.size(layout(shape, tp=tp, pp=pp, dcp=dcp), context=context, encoder=100)
     assert math.ceil(result.bytes / (tp * pp)) <= result.rank_bytes <= result.bytes
     if tp == pp == 1:
         assert result.rank_bytes == result.bytes

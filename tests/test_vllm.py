@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from kvtool.catalog import model_preset
 from kvtool.engines.vllm import (
+    MEASURED,
     LayerSpec,
     VllmPool,
     VllmSettings,
@@ -150,6 +151,7 @@ def test_k_and_v_of_different_dtypes_are_a_usage_error(table: dict[str, Any]) ->
 FULL = LayerSpec(kind="full", block_size=16, token_bytes=4096)
 SLIDING = LayerSpec(kind="sliding", block_size=16, token_bytes=4096, window=1024)
 CHUNKED = LayerSpec(kind="chunked", block_size=16, token_bytes=4096, chunk=2048)
+STATE = LayerSpec(kind="linear", block_size=16, state_bytes=65536)
 LATENT = LayerSpec(kind="latent", block_size=16, token_bytes=1152)
 HOW = VllmSettings(max_model_len=32768)
 
@@ -230,9 +232,59 @@ def test_pipeline_stages_share_the_number_of_blocks_of_the_fullest() -> None:
     assert uneven.num_blocks == GIB * 40 // (7 * 65536)
 
 
+def test_the_types_that_are_said_to_be_measured_are(table: dict[str, Any]) -> None:
+    configs = json.loads(gzip.decompress((DATA / "vllm_configs.json.gz").read_bytes()))
+    assert {read_model(config, table).model_type for config in configs.values()} == MEASURED
+
+
+def test_all_stages_count_what_each_holds() -> None:
+    layers = numbered((FULL, 10))
+    whole = pool_of(layers, HOW)
+    uneven = pool_of(layers, replace(HOW, pp_layers=(3, 7)))
+    assert uneven.one_request_bytes == 7 * whole.one_request_bytes // 10
+    assert uneven.all_stages_bytes == whole.one_request_bytes
+
+
+@pytest.mark.parametrize(
+    ("mix", "length", "tokens_of"),
+    [
+        (((FULL, 10),), 4096, 10),
+        (((FULL, 10), (SLIDING, 10)), 2**20, 10),  # the windows are full
+        (((FULL, 10), (SLIDING, 10)), 4096, 20),  # what is in flight still grows
+        (((FULL, 10), (SLIDING, 20)), 2**20, 10),
+        (((STATE, 10),), 4096, 0),
+    ],
+)
+def test_what_a_longer_request_reserves_more(
+    mix: tuple[tuple[LayerSpec, int], ...], length: int, tokens_of: int
+) -> None:
+    pool = pool_of(numbered(*mix), replace(HOW, max_model_len=length))
+    assert pool.bytes_per_token == tokens_of * FULL.token_bytes
+
+
+def test_a_state_has_a_block_more_for_each_drafted_token(table: dict[str, Any]) -> None:
+    """v1/kv_cache_interface.py, MambaSpec: 1 + speculative blocks, 2 and more with prefix caching."""
+    shape = shape_of("qwen3-next-80b-a3b", table)
+    for caching, blocks in ((False, 1), (True, 2)):
+        how = VllmSettings(max_model_len=4096, prefix_caching=caching)
+        for drafted in (0, 2):
+            pool = reserve(shape, replace(how, speculative_tokens=drafted))
+            states = {g.blocks_per_request for g in pool.groups if g.kind == "linear"}
+            assert states == {blocks + drafted}
+
+
+@pytest.mark.parametrize("name", ["xlnet", "reformer", "cpmant", "openai-gpt"])
+def test_what_v1_cannot_hold_is_refused(name: str, table: dict[str, Any]) -> None:
+    with pytest.raises(KvtoolError, match=name):
+        reserve(read_model({"model_type": name, "attn_layers": ["lsh"], "num_hidden_layers": 1}, table),
+                VllmSettings(max_model_len=64))  # fmt: skip
+
+
 def test_decode_context_parallelism_shares_out_full_layers_only() -> None:
     assert pool_of(numbered((FULL, 4)), replace(HOW, dcp=4)).blocks_per_request == 512
     assert not pool_of(numbered((SLIDING, 4)), replace(HOW, dcp=4)).fits
+    promoted = replace(HOW, dcp=4, hybrid=False)
+    assert pool_of(numbered((FULL, 4), (SLIDING, 4)), promoted).fits
 
 
 @settings(max_examples=150, deadline=None)

@@ -83,17 +83,23 @@ def check(
     """Is that what really gets allocated?"""
     out = output_from(format, json, output, quiet, verbose)
     asked = _asked(context, batch, cache, dtype)
-    params = {
+    params: dict[str, object] = {
         "models": models, "context": context, "batch": batch, "cache": cache, "dtype": dtype,
         "revision": revision,
     }  # fmt: skip
     from kvtool.check import difference
+    from kvtool.cli.each import each_model
     from kvtool.live import load_libraries
     from kvtool.run import Run
     from kvtool.view.check import view
 
     load_libraries()
-    rows, notes, failed = _checked(models, asked, revision)
+    names: set[str] = set()
+    try:
+        rows, notes, failed = each_model(models, lambda m, lost: _one(m, asked, revision, names))
+    except KvtoolError as error:
+        error.params = params
+        raise
     run = Run(command="check", params=params, rows=tuple(rows), notes=tuple(notes))
     out.emit(run, view(run), failed=difference(run.rows) or failed)
 
@@ -114,32 +120,6 @@ def _asked(context: str | None, batch: str, cache: str, dtype: str | None) -> As
         cache=cache,
         dtype=dtype_named(dtype, flag="--dtype", among=MODEL_DTYPES) if dtype is not None else None,
     )
-
-
-def _checked(
-    models: list[str], asked: Asked, revision: str | None
-) -> tuple[list[Row], list[str], KvtoolError | None]:
-    """Rows of every model. One that fails does not lose the rows of the others: its error comes
-    last; if none is left, it is raised."""
-    rows: list[Row] = []
-    notes: list[str] = []
-    failed: KvtoolError | None = None
-    names: set[str] = set()
-    for model in models:
-        try:
-            found, said = _one(model, asked, revision, names)
-        except KvtoolError as error:
-            if len(models) == 1:
-                raise
-            failed = failed or KvtoolError(
-                f"{model}: {error.message}", error.hint, code=error.code, exit_code=error.exit_code
-            )
-            continue
-        rows += found
-        notes += said
-    if failed is not None and not rows:
-        raise failed
-    return rows, notes, failed
 
 
 def _one(

@@ -108,7 +108,7 @@ app = typer.Typer(
     cls=LazyGroup,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="The KV cache of a language model: sized, simulated and measured.",
+    help="The KV cache of a language model: sized, and checked against the real one.",
 )
 
 

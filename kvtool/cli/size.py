@@ -13,6 +13,7 @@ from kvtool.cli.options import (
     VerboseOpt,
     output_from,
 )
+from kvtool.errors import KvtoolError
 
 EPILOG = """Examples:
 
@@ -54,7 +55,7 @@ def size(
     max_batched_tokens: o.MaxBatchedOpt = "8192",
     batches_in_flight: o.InFlightOpt = None,
     prefix_caching: o.PrefixCachingOpt = False,
-    hybrid: o.HybridOpt = True,
+    hybrid: o.HybridOpt = None,
     kv_memory: o.KvMemoryOpt = None,
     layer_specs: o.LayerSpecsOpt = None,
     per_layer: o.PerLayerOpt = False,
@@ -69,7 +70,8 @@ def size(
     """How many bytes does the KV cache take?"""
     given: dict[str, Any] = {k: v for k, v in locals().items() if k not in _NOT_ASKED}
     out = output_from(format, json, output, quiet, verbose)
-    from kvtool.cli.size_run import curve, gate, query_of, run_size
+    from kvtool.cli.gpus import LEVELS, levels_of
+    from kvtool.cli.size_run import curve, gate, params_of, query_of, run_size
     from kvtool.output import check_not_read
     from kvtool.view.size import view
 
@@ -77,7 +79,12 @@ def size(
     check_not_read(output, [name for model in read for name in (model, f"{model}/config.json")])
     query = query_of(given)
     limit = gate(assert_max_gib)
-    subjects, run, failed = run_size(given, query, out)
+    levels = levels_of(gpu or LEVELS)
+    try:
+        subjects, run, failed = run_size(given, query, out)
+    except KvtoolError as error:
+        error.params = params_of(given)
+        raise
     drawn = output is not None and output.suffix.lower() in (".png", ".svg")
     points = curve(subjects, query) if drawn else ()
-    out.emit(run, view(run, curve=points), failed=failed or limit(run))
+    out.emit(run, view(run, curve=points, levels=levels), failed=failed or limit(run))

@@ -204,10 +204,10 @@ PrefixCachingOpt = Annotated[
     ),
 ]  # fmt: skip
 HybridOpt = Annotated[
-    bool,
+    bool | None,
     typer.Option(
-        "--hybrid/--no-hybrid", rich_help_panel=ENGINE,
-        help="vllm: the hybrid KV cache manager.",
+        "--hybrid/--no-hybrid", rich_help_panel=ENGINE, show_default=False,
+        help="vllm: the hybrid KV cache manager. Default: on, but for chunked attention.",
     ),
 ]  # fmt: skip
 KvMemoryOpt = Annotated[

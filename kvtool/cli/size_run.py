@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from kvtool import catalog
+from kvtool.cli.each import each_model
+from kvtool.cli.gpus import add_gpus
 from kvtool.cli.size_words import ignored, query_of
 from kvtool.config import load_config, read_bounded, read_json_value
 from kvtool.engines.vllm import parse_specs
@@ -17,58 +20,45 @@ from kvtool.model import read_model
 from kvtool.output import Output
 from kvtool.run import Row, Run
 from kvtool.size_row import Subject
-from kvtool.sizing import Query, default_contexts, size_rows, specs_rows
+from kvtool.sizing import Query, default_contexts, most_contexts, size_rows, specs_rows
 from kvtool.speculation import with_draft, with_mtp
 from kvtool.units import GIB, format_bytes, parse_count
 
 __all__ = ["curve", "gate", "query_of", "run_size"]
 
-LEVELS = "rtx-4090,h100,h200,b200"
 CURVE_POINTS = 48
+FEWEST_POINTS = 8
 CURVE_TOP = 128 * 1024
 
 
 def run_size(
     given: dict[str, Any], query: Query, out: Output
 ) -> tuple[list[Subject], Run, KvtoolError | None]:
-    """Rows of every model. One that fails does not lose the rows of the others: its error comes
-    last; if none is left, it is raised."""
+    """Rows of every model, and the first thing that failed."""
     models = given["models"] or []
     if bool(models) == (given["layer_specs"] is not None):
         raise usage_error("size needs a MODEL, or --layer-specs FILE", "see kvtool size --help")
-    rows: list[Row] = []
-    notes = ignored(given, query)
-    failed: KvtoolError | None = None
     subjects: list[Subject] = []
+
+    def one(model: str, lost: list[KvtoolError]) -> tuple[list[Row], list[str]]:
+        subject, said = _subject(model, given, [s.name for s in subjects], out)
+        found, more = size_rows(subject, query, lost)
+        subjects.append(subject)
+        return found, [*(f"{subject.name}: {text}" for text in said), *more]
+
+    rows, notes, failed = each_model(models, one)
     if given["layer_specs"] is not None:
         rows = _specs(given["layer_specs"], query)
-    for model in models:
-        try:
-            subject, said = _subject(model, given, [s.name for s in subjects], out)
-            lost: list[KvtoolError] = []
-            found, more = size_rows(subject, query, lost)
-            failed = failed or next((_about(model, error) for error in lost), None)
-        except KvtoolError as error:
-            if len(models) == 1:
-                raise
-            failed = failed or _about(model, error)
-            continue
-        subjects.append(subject)
-        rows += found
-        notes += [f"{subject.name}: {text}" for text in said] + more
-    if failed is not None and not rows:
-        raise failed
-    failed = failed or _does_not_fit(rows)
-    params = given | {"levels": levels_of(given["gpu"] or LEVELS), "gpu_asked": bool(given["gpu"])}
-    params["layer_specs"] = str(given["layer_specs"]) if given["layer_specs"] else None
-    run = Run(command="size", params=params, rows=tuple(rows), notes=tuple(notes))
-    return subjects, run, failed
+    notes = ignored(given, query) + notes
+    if given["gpu"] is not None:
+        notes += add_gpus(rows, given["gpu"])
+    run = Run(command="size", params=params_of(given), rows=tuple(rows), notes=tuple(notes))
+    return subjects, run, failed or _does_not_fit(rows)
 
 
-def _about(model: str, error: KvtoolError) -> KvtoolError:
-    return KvtoolError(
-        f"{model}: {error.message}", error.hint, code=error.code, exit_code=error.exit_code
-    )
+def params_of(given: dict[str, Any]) -> dict[str, Any]:
+    """The options as they were typed."""
+    return given | {"layer_specs": str(given["layer_specs"]) if given["layer_specs"] else None}
 
 
 def _does_not_fit(rows: list[Row]) -> KvtoolError | None:
@@ -76,9 +66,12 @@ def _does_not_fit(rows: list[Row]) -> KvtoolError | None:
     bad = next((row for row in rows if row.get("fits") is False), None)
     if bad is None:
         return None
+    memory = bad["one_request_bytes"] is not None
     return KvtoolError(
         f"{bad['model']}: vLLM does not start: {bad['reason']}",
-        "give it more --kv-memory, a shorter --max-model-len, another --kv-dtype or a higher --tp",
+        "give it more --kv-memory, a shorter --max-model-len, another --kv-dtype or a higher --tp"
+        if memory
+        else "no memory helps: it refuses this mix of layers with these options (--dcp, --hybrid)",
         code="does_not_fit",
     )
 
@@ -89,13 +82,26 @@ def _subject(
     loaded = load_config(model, revision=given["revision"])
     table = catalog.class_defaults()["types"]
     shape = read_model(loaded.config, table, assume=given["assume"])
-    shape = with_mtp(shape, parse_count(given["mtp"], name="--mtp", low=0, high=64))
+    mtp = parse_count(given["mtp"], name="--mtp", low=0, high=64)
+    shape = with_mtp(shape, mtp)
+    notes = loaded.notes
+    if mtp and not _speaks_of_mtp(loaded.config):
+        notes += ("its config has no multi-token-prediction layers: counted because of --mtp",)
     if given["draft"] is not None:
         draft = read_model(load_config(given["draft"]).config, table, assume=given["assume"])
         shape = with_draft(shape, draft, given["draft"])
     out.detail(f"{loaded.name}: read from {loaded.where}")
     name = loaded.name if loaded.name not in names else f"{loaded.name} ({len(names) + 1})"
-    return Subject(name=name, source=loaded.source, shape=shape), loaded.notes
+    return Subject(name=name, source=loaded.source, shape=shape), notes
+
+
+def _speaks_of_mtp(config: Mapping[str, Any]) -> bool:
+    """num_nextn_predict_layers, mtp_num_hidden_layers and the like, at any level."""
+    return any(
+        bool(value) if re.search("mtp|nextn", key) else _speaks_of_mtp(value)
+        for key, value in config.items()
+        if isinstance(value, Mapping) or re.search("mtp|nextn", key)
+    )
 
 
 def _specs(path: Path, query: Query) -> list[Row]:
@@ -108,8 +114,11 @@ def _specs(path: Path, query: Query) -> list[Row]:
 def curve(subjects: list[Subject], query: Query) -> tuple[Row, ...]:
     """Rows for a picture: what was asked, or from 1 token to the maximum if that is one context."""
     rows: list[Row] = []
+    if any(most_contexts(subject.shape, query) < FEWEST_POINTS for subject in subjects):
+        return ()
     for subject in subjects:
-        rows += size_rows(subject, replace(query, contexts=_points(query, subject)))[0]
+        points = replace(query, contexts=_points(query, subject), per_layer=False)
+        rows += size_rows(subject, points, [])[0]
     return tuple(rows)
 
 
@@ -119,22 +128,11 @@ def _points(query: Query, subject: Subject) -> tuple[int, ...]:
     top = query.contexts[0] if query.contexts else max(default_contexts(subject.shape))
     if not query.contexts and subject.shape.max_context is None:
         top = CURVE_TOP
-    steps = {round(math.exp(math.log(top) * i / CURVE_POINTS)) for i in range(CURVE_POINTS + 1)}
+    count = min(CURVE_POINTS, most_contexts(subject.shape, query) // 2)
+    steps = {round(math.exp(math.log(top) * i / count)) for i in range(count + 1)}
     windows = {e.window for e in subject.shape.layers if e.window is not None}
-    return tuple(sorted(steps | {window for window in windows if window <= top}))
-
-
-def levels_of(gpus: str) -> dict[str, int]:
-    """Usable memory of each GPU named, `h100:8` being eight of them; one without a figure is left
-    out."""
-    levels = {}
-    for text in gpus.split(","):
-        name, colon, count = text.strip().partition(":")
-        gpu = catalog.gpu_preset(name)
-        times = parse_count(count, name="--gpu", high=2**16) if colon else 1
-        if gpu.usable_bytes:
-            levels[gpu.id if times == 1 else f"{times} × {gpu.id}"] = times * gpu.usable_bytes
-    return levels
+    edges = sorted(window for window in windows if window <= top)[:count]
+    return tuple(sorted(steps | set(edges)))
 
 
 def gate(max_gib: float | None) -> Callable[[Run], KvtoolError | None]:

@@ -77,23 +77,44 @@ def _vllm(given: dict[str, Any]) -> VllmOptions:
 
 
 OPTIONS_OF = {
-    "vllm": ("max_model_len", "batches_in_flight", "prefix_caching", "kv_memory"),
-    "transformers": ("prompt_tokens",),
+    "vllm": (
+        "max_model_len",
+        "max_batched_tokens",
+        "batches_in_flight",
+        "prefix_caching",
+        "hybrid",
+        "kv_memory",
+    ),
+    "transformers": ("prompt_tokens", "cache"),
 }
+USUAL = {"max_batched_tokens": "8192", "cache": "dynamic"}
+NOT_OF_SPECS = {
+    "tp": "1", "kv_dtype": "auto", "block_size": None, "dtype": None, "draft": None, "mtp": "0",
+    "encoder_tokens": None, "per_layer": False,
+}  # fmt: skip
+"""What --layer-specs already say, with the values that ask for nothing."""
 
 
 def ignored(given: dict[str, Any], query: Query) -> list[str]:
     """Notes on options of an engine that was not asked for."""
-    return [
-        f"--{name.replace('_', '-')} is ignored: it belongs to --engine {engine}"
+    notes = [
+        f"{_flag(name)} is ignored: it belongs to --engine {engine}"
         for engine, names in OPTIONS_OF.items()
         for name in names
-        if given[name] and engine not in query.engines
-    ] + (
-        ["--cache static is ignored: it belongs to --engine transformers"]
-        if given["cache"] == "static" and "transformers" not in query.engines
-        else []
-    )
+        if given[name] not in (None, False, USUAL.get(name)) and engine not in query.engines
+    ]
+    if given["hybrid"] is False and "vllm" not in query.engines:
+        notes.append("--no-hybrid is ignored: it belongs to --engine vllm")
+    if given["per_layer"] and query.engines == ("vllm",):
+        notes.append("--per-layer is ignored: vLLM's blocks belong to groups of layers")
+    if given["layer_specs"] is not None:
+        named = [name for name, usual in NOT_OF_SPECS.items() if given[name] != usual]
+        notes += [f"{_flag(name)} is ignored: the specs are one rank's as it is" for name in named]
+    return notes
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _kv_dtypes(text: str, engines: tuple[str, ...]) -> tuple[str, ...]:

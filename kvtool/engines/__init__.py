@@ -29,4 +29,4 @@ def engines_named(text: str) -> tuple[str, ...]:
                 f"the engines are {', '.join(NAMES)} and all."
                 + did_you_mean(name, [*NAMES, *PLANNED]),
             )
-    return names
+    return tuple(dict.fromkeys(names))

@@ -74,7 +74,7 @@ def _next_token(layout: CacheLayout, context: int) -> int:
 
     In blocks it is a whole block or nothing, and only where the block is full.
     """
-    adds = []
+    adds: list[Fraction | int] = []
     for entry in layout.shape.layers:
         if entry.kind in ("linear", "cross"):
             continue
@@ -82,6 +82,7 @@ def _next_token(layout: CacheLayout, context: int) -> int:
         more = Fraction(1, entry.stride) if layout.block_size is None else there - here
         full = entry.window is not None and context + entry.extra >= entry.window
         adds.append(0 if full and layout.block_size is None else more * token_bytes(layout, entry))
+        adds.append(fixed_bytes(entry, there) - fixed_bytes(entry, here))
     return round(sum(adds))
 
 

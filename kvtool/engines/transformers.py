@@ -59,13 +59,16 @@ def size(
     check(layout)
     held = as_held(layout)
     found = list(_parts(held, context, encoder, context if prompt is None else prompt, cache))
-    entries = held.shape.layers
     kinds = []
-    for index, entry in enumerate(entries):
+    for index, entry in enumerate(held.shape.layers):
         own = sum(part.bytes for i, part in found if i == index)
-        state = sum(state_bytes(held, state) for state in entry.states if state.name != "buffer")
+        entry = replace(entry, states=tuple(_now(state, entry, context) for state in entry.states))
+        state = sum(state_bytes(held, state) for state in entry.states)
         per_token = token_bytes(held, entry)
-        tokens = (own - state) // per_token if per_token else 0
+        rows = held.shape.rows_per_sequence
+        tokens = (own * rows - state) // per_token if per_token else 0
+        if fixed_bytes(entry, tokens):
+            tokens = held_tokens(entry, context, encoder, cache)
         kinds.append(KindBytes(entry=entry, tokens=tokens, bytes=own, state_bytes=state))
     return Sequence(
         kinds=tuple(kinds),
@@ -96,8 +99,8 @@ def parts(
 
 def check(layout: CacheLayout) -> None:
     """Refuse what transformers' own cache cannot be asked for."""
-    kind = layout.shape.model_type
-    if kind in NO_CACHE:
+    types = {layout.shape.model_type, *(entry.owner for entry in layout.shape.layers)}
+    for kind in types & NO_CACHE.keys():
         raise KvtoolError(
             f"{kind}: {NO_CACHE[kind]}", "use --engine ideal", code="no_cache_in_engine"
         )
@@ -119,32 +122,55 @@ def as_held(layout: CacheLayout) -> CacheLayout:
     """The layout with what each class of transformers does its own way written into its entries."""
     shape = layout.shape
     pooled = {entry.layer for entry in shape.layers if entry.stride > 1}
-    layers = [_own_way(shape, entry) for entry in shape.layers]
-    if shape.model_type in TWICE_OUTSIDE_POOLS:
-        layers = [e if e.layer in pooled else replace(e, v_head_dim=e.k_head_dim) for e in layers]
+    layers = []
+    for entry in shape.layers:
+        kind = type_of(shape, entry)
+        held = _own_way(kind, entry)
+        if kind in TWICE_OUTSIDE_POOLS and entry.layer not in pooled:
+            held = replace(held, v_head_dim=held.k_head_dim)
+        layers.append(held)
     return replace(layout, shape=replace(shape, layers=tuple(layers)))
 
 
-def _own_way(shape: ModelShape, entry: LayerCache) -> LayerCache:
-    kept = () if shape.model_type in MODULE_STATES else entry.states
-    states = tuple(_held_state(shape, state) for state in kept)
-    widen = INDEXER_WIDTHS.get(shape.model_type)
+def type_of(shape: ModelShape, entry: LayerCache) -> str:
+    """The model type whose class fills this entry: a draft's entries are its own."""
+    return entry.owner or shape.model_type
+
+
+def _own_way(kind: str, entry: LayerCache) -> LayerCache:
+    kept = () if kind in MODULE_STATES else entry.states
+    states = tuple(_held_state(kind, state) for state in kept)
+    widen = INDEXER_WIDTHS.get(kind)
     if entry.kind == "indexer" and widen is not None:
         entry = replace(entry, k_head_dim=widen(entry.k_head_dim))
     return replace(
         entry,
         states=states,
-        window=None if shape.model_type in UNCUT else entry.window,
+        window=None if kind in UNCUT else entry.window,
         kv_heads=entry.query_heads if entry.expanded else entry.kv_heads,
-        extra=entry.extra + (MORE_TOKENS.get(shape.model_type, 0) if entry.kind != "cross" else 0),
+        extra=entry.extra + (MORE_TOKENS.get(kind, 0) if entry.kind != "cross" else 0),
     )
 
 
-def _held_state(shape: ModelShape, state: State) -> State:
+def _held_state(kind: str, state: State) -> State:
     wide = state.name == "ssm" and state.dtype != "model"
-    wide = wide and shape.model_type not in NARROW_STATES
-    wide = wide or (state.name == "conv" and shape.model_type in FP32_CONVOLUTIONS)
+    wide = wide and kind not in NARROW_STATES
+    wide = wide or (state.name == "conv" and kind in FP32_CONVOLUTIONS)
     return replace(state, columns=state.held, dtype="float32" if wide else "model")
+
+
+def _now(state: State, entry: LayerCache, context: int) -> State:
+    """A pool's pending tokens as they stand, where the state is their most."""
+    if state.name != "buffer":
+        return state
+    return replace(state, parts=((_pending(entry, context), 1),))
+
+
+def _pending(entry: LayerCache, context: int) -> int:
+    """Elements: values and gates of tokens that make no entry yet, and CSA's overlap."""
+    series = 2 if entry.overlap else 1
+    kept = 2 * entry.stride if entry.overlap and context >= entry.stride else 0
+    return (2 * (context % entry.stride) * series + kept) * entry.k_head_dim
 
 
 def _next(layout: CacheLayout, context: int, encoder: int, prompt: int | None, cache: str) -> int:
@@ -169,7 +195,8 @@ def _bytes_of(
 ) -> Iterator[tuple[str, int]]:
     k = entry.kv_heads * layout.kv.k.vector_bytes(entry.k_head_dim)
     v = entry.kv_heads * layout.kv.v.vector_bytes(entry.v_head_dim)
-    static = cache == "static" and layout.shape.model_type not in NEVER_STATIC
+    model_type = type_of(layout.shape, entry)
+    static = cache == "static" and model_type not in NEVER_STATIC
     tokens = held_tokens(entry, context, encoder, "static" if static else "dynamic")
     for state in entry.states:
         if state.name != "buffer":
@@ -181,7 +208,7 @@ def _bytes_of(
     elif entry.kind == "hidden":
         yield "other", tokens * token_bytes(layout, entry) + fixed_bytes(entry, tokens)
     elif entry.kind == "indexer":
-        wide = layout.shape.model_type in FP32_INDEXERS
+        wide = model_type in FP32_INDEXERS
         yield "indexer", tokens * (4 * entry.k_head_dim if wide else k)
     elif entry.reference:
         yield from _reference(entry, context, prompt, cache, k, v)
@@ -211,11 +238,8 @@ def _pool(layout: CacheLayout, entry: LayerCache, context: int) -> int:
     CSA's overlapping gates are fp32, a few KiB more a layer.
     """
     vector = layout.kv.k.vector_bytes(entry.k_head_dim)
-    series = 2 if entry.overlap else 1
-    kept = entry.overlap and context >= entry.stride
-    overlap = 2 * entry.stride * vector if kept else 0
-    pending = 2 * (context % entry.stride) * series * vector
-    return context // entry.stride * vector + pending + overlap
+    pending = _pending(entry, context) * layout.dtype.bits // 8
+    return context // entry.stride * vector + pending
 
 
 def _reference(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from kvtool.engines.vllm_models import specs_of
+from kvtool.engines.vllm_models import MEASURED, specs_of
 from kvtool.engines.vllm_pool import VllmGroup, VllmPool, pool_of
 from kvtool.engines.vllm_specs import LayerSpec, VllmSettings, parse_specs
 from kvtool.model.shape import ModelShape
 
 __all__ = [
+    "MEASURED",
     "LayerSpec",
     "VllmGroup",
     "VllmPool",

@@ -38,10 +38,10 @@ def grouped(specs: Sequence[LayerSpec], settings: VllmSettings) -> list[Group]:
     layers = list(specs)
     if not layers:
         raise Refused("This model keeps no cache.")
-    if settings.dcp > 1 and any(spec.kind == "sliding" for spec in layers):
-        raise Refused("DCP not support sliding window.")
     if not settings.hybrid and not _one_kind(layers):
         layers = _promoted(layers)
+    if settings.dcp > 1 and any(spec.kind == "sliding" for spec in layers):
+        raise Refused("DCP not support sliding window.")
     if _mergeable(layers):
         return [Group(layers=tuple(layers))]
     if _same_slots(layers):

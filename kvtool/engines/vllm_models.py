@@ -11,7 +11,13 @@ from typing import Literal
 
 from kvtool.cache import check_parallel, shard
 from kvtool.dtypes import DTYPES, MODEL_DTYPES, Dtype, dtype_named
-from kvtool.engines.vllm_specs import BLOCK_SIZE, DS_MLA_BYTES, LayerSpec, VllmSettings
+from kvtool.engines.vllm_specs import (
+    BLOCK_SIZE,
+    DS_MLA_BYTES,
+    LayerSpec,
+    SpecKind,
+    VllmSettings,
+)
 from kvtool.errors import KvtoolError
 from kvtool.model.shape import LayerCache, ModelShape, State
 
@@ -67,10 +73,55 @@ FAMILIES: dict[str, VllmFamily] = {
     **_row("minicpm3", expanded=True),
     **_row("whisper", cross=True),
     # v1/core/kv_cache_utils.py, _get_packed_kv_cache_groups: pages of several sizes in one block
+    **_row("openai-gpt", refused="a class without a cache"),
     **_row("deepseek_v4 deepseek_ref", refused="its packed blocks of compressed caches"),
 }  # fmt: skip
 
 PLAIN = VllmFamily()
+MEASURED = frozenset(
+    [
+        "cohere",
+        "cohere2",
+        "dbrx",
+        "deepseek_v2",
+        "deepseek_v3",
+        "deepseek_v32",
+        "falcon_h1",
+        "gemma2",
+        "gemma3_text",
+        "glm4_moe",
+        "glm_moe_dsa",
+        "gpt2",
+        "gpt_bigcode",
+        "gpt_oss",
+        "gptj",
+        "granitemoehybrid",
+        "jamba",
+        "kimi_k2",
+        "lfm2",
+        "llama",
+        "mamba2",
+        "mimo_v2_flash",
+        "minimax_m2",
+        "mistral",
+        "mixtral",
+        "nemotron",
+        "nemotron_h",
+        "olmo3",
+        "opt",
+        "phi3",
+        "phimoe",
+        "qwen2",
+        "qwen3",
+        "qwen3_5_moe_text",
+        "qwen3_moe",
+        "qwen3_vl_moe_text",
+        "qwen3_vl_text",
+        "starcoder2",
+        "zamba2",
+    ]
+)
+"""Model types whose pools were compared with vLLM's own (docs/accuracy.md)."""
 INDEXER_BLOCK = 64
 """v1/attention/backends/mla/indexer.py: the indexer's kernels take blocks of 64 tokens."""
 KERNEL_BLOCK = 16
@@ -84,10 +135,8 @@ INDEXER_SCALE = 128
 def specs_of(shape: ModelShape, settings: VllmSettings) -> tuple[LayerSpec, ...]:
     """The specs of every layer of one tensor-parallel rank, in the order that vLLM meets them."""
     family = FAMILIES.get(shape.model_type, PLAIN)
-    if family.refused:
-        raise refuse(shape, family.refused)
-    check_parallel(shape, settings.tp, settings.pp)
-    drafts = [_spec(shape, family, entry, settings) for entry in shape.layers]
+    check_parallel(shape, settings.tp, settings.pp, dcp=settings.dcp)
+    drafts = [_spec(shape, entry, settings) for entry in shape.layers]
     if family.attention_first:
         drafts.sort(key=lambda spec: spec.kind == "linear")
     return tuple(align(drafts, settings))
@@ -102,12 +151,17 @@ def refuse(shape: ModelShape, what: str) -> KvtoolError:
     )
 
 
-def _spec(
-    shape: ModelShape, family: VllmFamily, entry: LayerCache, settings: VllmSettings
-) -> LayerSpec:
+def _spec(shape: ModelShape, entry: LayerCache, settings: VllmSettings) -> LayerSpec:
+    model_type = entry.owner or shape.model_type
+    family = FAMILIES.get(model_type, PLAIN)
+    if entry.owner:
+        shape = replace(shape, model_type=entry.owner)
+    if family.refused:
+        raise refuse(shape, family.refused)
     if entry.kind == "linear":
         return _state_spec(shape, family, entry, settings)
-    if entry.states or entry.stride != 1 or entry.kind == "compressed":
+    odd = entry.states or entry.stride != 1 or entry.fixed_bytes or entry.extra or entry.reference
+    if odd or entry.kind == "compressed" or entry.kind == "hidden":
         raise refuse(shape, f"its {entry.kind} layers")
     if entry.kind == "cross" and not family.cross:
         raise refuse(shape, "its cross-attention, which V1 has for Whisper only")
@@ -115,10 +169,14 @@ def _spec(
         return _indexer_spec(shape, entry)
     if entry.kind == "latent" and not family.expanded:
         return _latent_spec(shape, entry, settings)
-    return _attention_spec(family, entry, settings)
+    if entry.kind == "latent":
+        return _attention_spec("full", family, entry, settings)
+    return _attention_spec(entry.kind, family, entry, settings)
 
 
-def _attention_spec(family: VllmFamily, entry: LayerCache, settings: VllmSettings) -> LayerSpec:
+def _attention_spec(
+    kind: SpecKind, family: VllmFamily, entry: LayerCache, settings: VllmSettings
+) -> LayerSpec:
     """kv_heads × (head_size + head_size_v): AttentionSpec of v1/kv_cache_interface.py."""
     dtype = kv_dtype(settings)
     heads, k_dim, v_dim = entry.kv_heads, entry.k_head_dim, entry.v_head_dim
@@ -127,7 +185,7 @@ def _attention_spec(family: VllmFamily, entry: LayerCache, settings: VllmSetting
     heads = shard(heads, settings.tp)
     window = entry.window + family.window_more if entry.window else None
     return LayerSpec(
-        kind="full" if entry.kind == "latent" else entry.kind,  # type: ignore[arg-type]
+        kind=kind,
         block_size=0,
         token_bytes=heads * (dtype.vector_bytes(k_dim) + dtype.vector_bytes(v_dim)),
         form=(heads, k_dim, v_dim),
@@ -174,7 +232,8 @@ def _state_spec(
         block_size=0,
         state_bytes=sum(sizes),
         form=tuple(sizes),
-        state_blocks=2 + family.checkpoints if settings.prefix_caching else 1,
+        state_blocks=(2 + family.checkpoints if settings.prefix_caching else 1)
+        + settings.speculative_tokens,
         layer=entry.module,
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import lcm
 
 from kvtool.cache import stages
 from kvtool.engines.vllm_groups import Group, Refused, grouped
@@ -25,6 +26,8 @@ class VllmGroup:
     block_size: int
     page_bytes: int
     blocks_per_request: int
+    window: int | None = None
+    """Of a sliding window or a chunk; None: every token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,10 @@ class VllmPool:
     bytes_per_block: int | None
     blocks_per_request: int | None
     one_request_bytes: int | None
+    all_stages_bytes: int | None
+    """Of one request, one rank of every pipeline stage."""
+    bytes_per_token: int | None
+    """What a longer request reserves more, over a step of whole blocks; the same ranks."""
     num_blocks: int | None
     kv_cache_size_tokens: int | None
     max_concurrency: float | None
@@ -58,6 +65,8 @@ def pool_of(
             bytes_per_block=None,
             blocks_per_request=None,
             one_request_bytes=None,
+            all_stages_bytes=None,
+            bytes_per_token=None,
             num_blocks=None,
             kv_cache_size_tokens=None,
             max_concurrency=None,
@@ -88,6 +97,8 @@ def _pool(
         bytes_per_block=bytes_per_block,
         blocks_per_request=per_request,
         one_request_bytes=bytes_per_block * per_request,
+        all_stages_bytes=sum(workers) * per_request,
+        bytes_per_token=_marginal(groups, settings, sum(workers)),
         num_blocks=num_blocks,
         kv_cache_size_tokens=(
             None if concurrency is None else int(concurrency * settings.max_model_len)
@@ -99,14 +110,30 @@ def _pool(
     )
 
 
+def _marginal(groups: list[Group], settings: VllmSettings, block: int) -> int:
+    """Bytes a token, averaged over the least step that ends at a block's edge in every group."""
+    sizes = [spec.block_size for g in groups for spec in g.layers if spec.kind != "linear"]
+    if not sizes:
+        return 0
+    step = lcm(*sizes) * settings.dcp
+    here, there = (
+        _per_request(groups, settings, settings.max_model_len + more) for more in (0, step)
+    )
+    return round((there - here) * block / step)
+
+
 def _reported(group: Group, settings: VllmSettings) -> VllmGroup:
     kinds = {spec.kind for spec in group.layers}
+    kind = kinds.pop() if len(kinds) == 1 else "full"
     return VllmGroup(
-        kind=kinds.pop() if len(kinds) == 1 else "full",
+        kind=kind,
         layers=len(group.layers),
         block_size=group.layers[0].block_size,
         page_bytes=group.block_bytes if group.uniform else group.layers[0].page_bytes,
         blocks_per_request=group.blocks(settings, settings.max_model_len),
+        window=max((spec.window or spec.chunk or 0 for spec in group.layers), default=0) or None
+        if kind in ("sliding", "chunked")
+        else None,
     )
 
 

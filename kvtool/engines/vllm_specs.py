@@ -41,6 +41,8 @@ class VllmSettings:
     """2 with asynchronous scheduling, pp with pipeline stages (config/vllm.py)."""
     encoder_budget: int | None = None
     """max_num_encoder_input_tokens; None: max_batched_tokens (config/scheduler.py)."""
+    speculative_tokens: int = 0
+    """Tokens drafted a step: a state has a block more for each."""
     prefix_caching: bool = False
     hybrid: bool = True
     """False: --disable-hybrid-kv-cache-manager."""

@@ -66,9 +66,15 @@ def _shape(
         max_context_stated=stated and not family.relative,
         encoder_tokens=family.encoder(part.keys, part.above) if crosses else None,
         rows_per_sequence=_codebooks(part),
+        stated_kv_heads=_stated_kv_heads(part),
         notes=(*notes, family.left_out) if family.left_out else notes,
         assumed=assume,
     )
+
+
+def _stated_kv_heads(part: Part) -> int | None:
+    value = part.keys.get("num_key_value_heads")
+    return value if isinstance(value, int) else None
 
 
 def _assumed(raw: Mapping[str, Any], table: Mapping[str, Any]) -> Part:

@@ -77,6 +77,8 @@ class LayerCache:
     """Whole on every tensor-parallel rank, as latents and indexer keys are."""
     states: tuple[State, ...] = ()
     trace: Trace = ()
+    owner: str = ""
+    """Model type of a draft model's entry; '' for the model's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,4 +103,10 @@ class ModelShape:
     rows_per_sequence: int = 1
     """Rows of input_ids that make one sequence: MusicGen's codebooks."""
     notes: tuple[str, ...] = ()
+    stated_kv_heads: int | None = None
+    """num_key_value_heads as the config or its class has it, for the plain formula."""
+    draft: str = ""
+    draft_layers: int = 0
+    mtp: int = 0
+    """Multi-token-prediction layers among `layers`."""
     assumed: str | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvtool.run import Row, Run
 from kvtool.units import format_bytes
 from kvtool.view import Table, View
+from kvtool.view.words import counted, times
 
 
 def view(run: Run) -> View:
@@ -72,17 +73,25 @@ def _sentence(rows: list[Row]) -> str:
     first = rows[0]
     wrong = [row for row in rows if not row["equal"]]
     total = sum(row["real_bytes"] for row in rows)
-    layers = len({row["layer"] for row in rows})
     what = (
-        f"{first['model']}: transformers' {first['cache']} cache of {first['context_tokens']:,} tokens"
-        f"{_times(first['batch'])} holds {total:,} bytes ({format_bytes(total)})"
+        f"{first['model']}: transformers' {first['cache']} cache of "
+        f"{counted(first['context_tokens'], 'token')}{times(first['batch'])} holds {total:,} bytes ({format_bytes(total)})"
     )
-    where = f"in {layers:,} layer{'s' if layers > 1 else ''}"
+    where = f"in {_places(rows)}"
     if not wrong:
         return f"{what} {where}, every tensor as predicted."
     predicted = sum(row["predicted_bytes"] for row in rows)
-    return f"{what} {where}; {predicted:,} were predicted, and {len(wrong)} of {len(rows)} rows differ."
+    differ = "differs" if len(wrong) == 1 else "differ"
+    return (
+        f"{what} {where}; {predicted:,} were predicted, and {len(wrong):,} of "
+        f"{counted(len(rows), 'row')} {differ}."
+    )
 
 
-def _times(batch: int) -> str:
-    return f" × {batch:,} sequences" if batch > 1 else ""
+def _places(rows: list[Row]) -> str:
+    """'12 layers', or '1 tensor over all layers' for rows that are no single layer's."""
+    layers = {row["layer"] for row in rows if row["layer"] is not None}
+    shared = sum(row["layer"] is None for row in rows)
+    said = [counted(len(layers), "layer")] if layers else []
+    said += [f"{counted(shared, 'tensor')} over all layers"] if shared else []
+    return " and ".join(said)

@@ -1,0 +1,53 @@
+"""Words that several views share: amounts, counts with their noun, and what tells rows apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvtool.run import Row
+from kvtool.units import format_bytes
+
+APART = ("kv_dtype", "tp", "pp", "dcp", "dp", "block_size")
+"""What rows of one model and engine may differ in besides context and batch."""
+
+
+def counted(count: int, noun: str) -> str:
+    """'1 token', '8,192 tokens'."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def number(count: int | None) -> str:
+    """'8,192', or a dash for what has no number."""
+    return "–" if count is None else f"{count:,}"
+
+
+def amount(count: int | None) -> str:
+    """Bytes for people, or a dash for what has no size."""
+    return "–" if count is None else format_bytes(count)
+
+
+def times(batch: int) -> str:
+    """' × 16 sequences'; nothing for one."""
+    return f" × {batch:,} sequences" if batch > 1 else ""
+
+
+def ranks(row: Row) -> int:
+    """GPUs that a row's cache is spread over."""
+    return int(row["tp"] * row["pp"] * row["dp"])
+
+
+def told_apart(row: Row, rows: Iterable[Row]) -> str:
+    """', fp8, tp 8': what this row does not share with the others of its model and engine."""
+    alike = [r for r in rows if (r["model"], r["engine"]) == (row["model"], row["engine"])]
+    varying = [name for name in APART if len({r[name] for r in alike}) > 1]
+    return "".join(f", {word}" for word in words_of(row, varying))
+
+
+def words_of(row: Row, names: Iterable[str]) -> list[str]:
+    """Each named field in words; one without a value is left out."""
+    bare = ("engine", "kv_dtype")
+    return [
+        str(row[name]) if name in bare else f"{name.replace('_', ' ')} {row[name]}"
+        for name in names
+        if row[name] is not None
+    ]
