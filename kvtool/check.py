@@ -6,15 +6,8 @@ prompt is run through it, and what its cache holds is compared with the predicti
 
 from __future__ import annotations
 
-import io
-import logging
-import os
-import re
-import sys
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +16,7 @@ from kvtool.cache import CacheLayout
 from kvtool.dtypes import Dtype, KvDtype
 from kvtool.engines.transformers import parts
 from kvtool.errors import KvtoolError
+from kvtool.guard import DEADLINE_S, deadline, offline, plain_config, quiet, refuse_huge
 from kvtool.model.shape import ModelShape
 from kvtool.run import Row
 from kvtool.size_row import Subject
@@ -31,9 +25,6 @@ from kvtool.sizing import check_context, encoder_length, model_dtype
 SHORT = 32
 """Tokens of the prompt where no window has to be filled."""
 LONGEST_DEFAULT = 16 * 1024
-
-COUNTED = re.compile(r"layers?$|depth$|blocks?$|experts$")
-MAX_MODULES = 4096
 
 TORCH_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
@@ -79,10 +70,20 @@ def check_rows(
     tensors, note = held_at_full_size(config, shape, case)
     crossed = [one.shape[2] for one in tensors if one.kind == "cross_k"]
     case = replace(case, encoder=crossed[0] if crossed else 0)
+    missing = shape.encoder_tokens is not None and not crossed
+    least = min((e.window for e in shape.layers if e.window is not None), default=0)
+    skipped = [
+        *(["what is not text"] if note else []),
+        *(["cross-attention"] if missing else []),
+        *(["full windows"] if context < least and case.cache == "dynamic" else []),
+    ]
     notes = [dtype_note, long_note, note]
-    if shape.encoder_tokens is not None and not crossed:
-        notes.append("run on text alone: without an image, cross-attention layers hold nothing")
+    if missing:
+        notes.append("run on text alone: cross-attention layers hold nothing")
+    if context < least:
+        notes.append(f"no window of {least:,} tokens was filled (--context)")
     rows = _rows(subject, case, predict(shape, case), tensors)
+    rows = [row | {"not_compared": ", ".join(skipped)} for row in rows]
     return rows, [f"{subject.name}: {note.split(' (--')[0]}" for note in notes if note]
 
 
@@ -104,7 +105,7 @@ def predict(shape: ModelShape, case: Case) -> dict[tuple[int, str], int]:
 def default_context(shape: ModelShape) -> int:
     """A few tokens more than the largest window, where nothing is computed token by token."""
     windows = [entry.window for entry in shape.layers if entry.window is not None]
-    steps = any(entry.states for entry in shape.layers)
+    steps = any(entry.kind == "linear" for entry in shape.layers)
     wanted = SHORT if steps or not windows else min(max(windows) + SHORT, LONGEST_DEFAULT)
     return wanted if shape.max_context is None else min(wanted, shape.max_context)
 
@@ -162,13 +163,13 @@ def held_at_full_size(
     """The tensors of the cache after a prompt of `context` tokens, and a note if not of the whole."""
     _, transformers = live.load_libraries()
     kind = str(config.get("model_type"))
-    _refuse_huge(config)
-    with _quiet(), offline():
+    refuse_huge(config)
+    with deadline(DEADLINE_S), quiet(), offline():
         try:
             cls = live.config_class(kind)
         except KeyError:
             raise _unknown(kind, config, transformers.__version__) from None
-        whole, reason = _attempt(lambda: cls.from_dict(dict(config)))
+        whole, reason = _attempt(lambda: cls.from_dict(plain_config(config)))
         if whole is not None:
             tensors, reason = _attempt(lambda: _run(whole, shape, case))
             if tensors is not None:
@@ -181,19 +182,6 @@ def held_at_full_size(
         "kvtool size MODEL --engine transformers predicts its cache all the same",
         code="not_buildable",
     )
-
-
-def _refuse_huge(config: Mapping[str, Any]) -> None:
-    """Modules are objects, also without weights: a million layers of some tower are not built."""
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            _refuse_huge(value)
-        elif COUNTED.search(str(key)) and isinstance(value, int) and value > MAX_MODULES:
-            raise KvtoolError(
-                f"{str(key)[:60]} = {value}: at most {MAX_MODULES:,} are built",
-                "correct the config, or leave the check out",
-                code="not_buildable",
-            )
 
 
 def _attempt(work: Callable[[], Any]) -> tuple[Any, str]:
@@ -236,40 +224,6 @@ def _run(config: Any, shape: ModelShape, case: Case) -> tuple[live.Held, ...]:
     if not found:
         raise RuntimeError("its class fills no cache")
     return found
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the words of transformers: stdout is for data, and its warnings are about weights."""
-    logger = logging.getLogger("transformers")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(before)
-
-
-@contextmanager
-def offline() -> Iterator[None]:
-    """A config may name a backbone on the Hub: it is not fetched."""
-    constants = sys.modules.get("huggingface_hub.constants")
-    flag = "HF_HUB_OFFLINE"
-    before = getattr(constants, flag, None), os.environ.get(flag)
-    os.environ[flag] = "1"
-    if constants is not None:
-        setattr(constants, flag, True)
-    try:
-        yield
-    finally:
-        if constants is not None:
-            setattr(constants, flag, before[0])
-        if before[1] is None:
-            del os.environ[flag]
-        else:
-            os.environ[flag] = before[1]
 
 
 def difference(rows: tuple[Row, ...]) -> KvtoolError | None:

@@ -91,6 +91,8 @@ def _load_library() -> None:
     # wait for it; bars and warnings ("Retrying in 1s") would stand between our lines.
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
+    if os.environ.get("HF_ENDPOINT") == "":
+        del os.environ["HF_ENDPOINT"]  # empty is unset, which the library takes for an address
     _check_endpoint(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     try:
         import huggingface_hub.constants  # noqa: F401

@@ -46,6 +46,10 @@ BOOKKEEPING = {
 UNASKED = {"switch_transformers"}
 """Caches by itself, and refuses `use_cache` on behalf of its encoder."""
 
+ONE_DTYPE = {"deepseek_v4"}
+"""Cast as a whole: its gates are predicted in the model's dtype, where from_pretrained keeps the
+modules in fp32 that make them, a few KiB a layer more."""
+
 ALL_LAYERS = -1
 """The layer of a tensor that holds the states of every layer."""
 
@@ -71,6 +75,12 @@ def load_libraries() -> tuple[Any, Any]:
         raise KvtoolError(
             f"this needs torch and transformers, and {error.name or 'one of them'} is not installed",
             "pip install 'kvtool[bench]'",
+            code="missing_extra",
+        ) from error
+    except Exception as error:  # a broken library, or a variable that one of them cannot read
+        raise KvtoolError(
+            f"torch or transformers cannot be loaded: {' '.join(str(error).split())[:120]}",
+            "check the HF_… and TORCH_… environment variables, and reinstall 'kvtool[bench]'",
             code="missing_extra",
         ) from error
     return torch, transformers
@@ -130,6 +140,8 @@ def build(config: Any, *, device: str = "cpu", dtype: str = "float32", cls: Any 
     torch, _ = load_libraries()
     with torch.device(device):
         model = (cls or model_class(config))._from_config(config, dtype=getattr(torch, dtype))
+    if config.model_type in ONE_DTYPE:
+        model = model.to(getattr(torch, dtype))
     if device == "meta" and hasattr(model, "set_experts_implementation"):
         with suppress(ValueError):  # the default of experts multiplies bf16 only
             model.set_experts_implementation("batched_mm")

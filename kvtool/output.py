@@ -207,14 +207,23 @@ def check_file(path: Path) -> None:
         raise missing_matplotlib()
 
 
-def check_not_read(path: Path | None, read: Iterable[str]) -> None:
-    """Refuse to write over a file that the run reads."""
-    for name in read:
+def check_not_read(path: Path | None, models: Iterable[str]) -> None:
+    """Refuse to write over a file that the run reads: a model's, or what stands on stdin."""
+    for model in models:
         with suppress(OSError, ValueError):
-            if path is not None and path.samefile(name):
+            if path is not None and _reads(model, path):
                 raise usage_error(
-                    f"-o {path}: it is the file that is read", "choose another name for the result"
+                    f"-o {path}: it is a file that is read", "choose another name for the result"
                 )
+
+
+def _reads(model: str, path: Path) -> bool:
+    if model == "-":
+        return os.path.samestat(os.fstat(0), path.stat())
+    place = Path(model)
+    beside = place if place.is_dir() else place.parent
+    read = (place, beside / "config.json", beside / "hf_quant_config.json")
+    return any(file.exists() and path.samefile(file) for file in read)
 
 
 def write_file(path: Path, content: bytes) -> None:

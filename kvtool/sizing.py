@@ -97,6 +97,9 @@ def size_rows(
     notes = [note, *shape.notes]
     contexts = query.contexts or default_contexts(shape)
     check_amount(shape, query, len(contexts))
+    if query.vllm.max_model_len is not None and "vllm" in query.engines:
+        longest = query.vllm.max_model_len
+        notes.append(check_context(shape, longest, allow_long=query.allow_long))
     good, splits, bad = _possible(shape, query, contexts, notes)
     if bad and (lost is None or not good or not splits):
         raise bad[0]

@@ -22,9 +22,6 @@ from kvtool.model import read_model
 
 BATCH, PROMPT, ENCODER = 2, 21, 11
 TOKENS = {"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"}
-ONE_DTYPE = {"deepseek_v4"}
-"""Cast as a whole: the engine counts its gates in the model's dtype, and says so, where
-from_pretrained keeps the modules in fp32 that make them."""
 OPTIONAL = {"sliding_window", "attention_chunk_size", "q_lora_rank", "window_size", "head_dim"}
 """Keys whose class default None means something: left alone."""
 
@@ -106,8 +103,6 @@ def try_type(model_type: str, *, dtype: str = "float32", static: int = 0) -> Tri
         cls = _class(setting.cls) if setting.cls else None
         built = getattr(config, setting.part) if setting.part else config
         model = live.build(built, dtype=dtype, cls=cls)
-        if model_type in ONE_DTYPE:
-            model = model.to(getattr(torch, dtype))
         samples = tuple(_run(model, setting, getattr(torch, dtype), static))
     return Trial(forms=forms, dtype=dtype, samples=samples)
 

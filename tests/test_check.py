@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ import pytest
 
 from kvtool import check as checking
 from kvtool.engines.result import Part
+from kvtool.errors import KvtoolError
+from kvtool.guard import deadline, offline, plain_config, refuse_huge
+
+Kvtool = Callable[..., Any]
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -84,6 +89,7 @@ def test_a_row_says_what_was_held(kvtool: Any) -> None:
         "shape": "1×16×1023×128",
         "dtype": "bfloat16",
         "equal": True,
+        "not_compared": "",
     }
 
 
@@ -149,7 +155,7 @@ def test_a_config_that_its_own_class_cannot_run(kvtool: Any, tmp_path: Path) -> 
 def test_a_million_layers_of_a_tower_are_not_built(config: Callable[..., str], kvtool: Any) -> None:
     ran = kvtool("check", config(vision_config={"num_hidden_layers": 10**6}))
     assert ran.code == 1
-    assert "num_hidden_layers = 1000000: at most 4,096 are built" in ran.err
+    assert "num_hidden_layers = 1,000,000: at most 4,096 are built" in ran.err
 
 
 def test_a_model_of_its_own_code_is_not_run(config: Callable[..., str], kvtool: Any) -> None:
@@ -189,7 +195,7 @@ def test_without_torch(
 def test_the_hub_is_not_asked_while_a_model_is_built() -> None:
     constants = pytest.importorskip("huggingface_hub.constants")
     before = constants.HF_HUB_OFFLINE, os.environ.get("HF_HUB_OFFLINE")
-    with checking.offline():
+    with offline():
         assert constants.HF_HUB_OFFLINE is True
         assert os.environ["HF_HUB_OFFLINE"] == "1"
     assert (constants.HF_HUB_OFFLINE, os.environ.get("HF_HUB_OFFLINE")) == before
@@ -212,3 +218,100 @@ def test_a_context_above_the_maximum_is_refused(config: Callable[..., str], kvto
     ran = kvtool("check", config(max_position_embeddings=64), "-c", "65")
     assert ran.code == 1
     assert "above the model's maximum of 64" in ran.err
+
+
+HOSTILE = {
+    "attn_implementation": "evil/kernel", "_attn_implementation": "flash_attention_2",
+    "_experts_implementation": "x", "num_labels": 10**9, "id2label": {"0": "a"},
+    "quantization_config": "junk", "auto_map": {"AutoConfig": "evil--code"}, "return_dict": False,
+    "pad_token_id": 10**6,
+}  # fmt: skip
+
+
+def test_what_names_code_or_labels_is_not_built(kvtool: Kvtool, tmp_path: Path) -> None:
+    path = tmp_path / "hostile.json"
+    path.write_text(json.dumps(TINY | HOSTILE | {"num_hidden_layers": 3.0}))
+    ran = kvtool("check", path, "--json")
+    assert ran.code == 0, ran.err
+    assert all(row["equal"] for row in ran.json["rows"])
+    kept = plain_config({"text_config": TINY | HOSTILE})["text_config"]
+    assert kept == TINY | {"pad_token_id": None}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"vision_config": {"model_type": "swin", "depths": [10**7]}},
+        {"depths": [3000, 3000]},
+        {"num_hidden_layers": 2000, "num_experts": 4096},
+        {"num_codebooks": 10**6},
+    ],
+)
+def test_what_is_too_much_to_build_is_refused(keys: dict[str, Any]) -> None:
+    with pytest.raises(KvtoolError, match="are built"):
+        refuse_huge(TINY | keys)
+
+
+def test_a_deadline_ends_what_goes_on() -> None:
+    with pytest.raises(KvtoolError, match="more than 1 s"), deadline(1):
+        time.sleep(5)
+
+
+def test_its_own_input_is_never_overwritten(kvtool: Kvtool, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(TINY))
+    (tmp_path / "hf_quant_config.json").write_text("{}")
+    for command in ("check", "size"):
+        for target in (path, tmp_path / "hf_quant_config.json"):
+            ran = kvtool(command, tmp_path, "-o", target)
+            assert ran.code == 2
+            assert "a file that is read" in ran.err
+    assert json.loads(path.read_text()) == TINY
+
+
+def test_a_check_has_no_picture(kvtool: Kvtool, tmp_path: Path) -> None:
+    ran = kvtool("check", "llama-3-8b", "-o", tmp_path / "x.png")
+    assert ran.code == 2
+    assert "no chart" in ran.err
+
+
+def test_every_failure_is_told(kvtool: Kvtool) -> None:
+    ran = kvtool("check", "gpt2", "no-such", "nor-this", "--json")
+    assert "no-such" in ran.json["error"]["message"]
+    assert any("nor-this" in note for note in ran.json["notes"])
+    assert ran.json["rows"]
+
+
+def test_a_broken_library_is_two_lines(kvtool: Kvtool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise OSError("libcudart.so: no such file")
+
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert "not installed" in kvtool("check", "gpt2").err
+    monkeypatch.setattr("builtins.__import__", _failing_import("torch", broken))
+    ran = kvtool("check", "gpt2")
+    assert "cannot be loaded: libcudart.so" in ran.err
+
+
+def _failing_import(name: str, fail: Any) -> Any:
+    real = __import__
+
+    def imported(module: str, *args: Any, **keys: Any) -> Any:
+        if module == name:
+            fail()
+        return real(module, *args, **keys)
+
+    return imported
+
+
+def test_a_window_of_one_keeps_everything(kvtool: Kvtool, tmp_path: Path) -> None:
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps(TINY | {"model_type": "mistral", "sliding_window": 1}))
+    assert kvtool("check", path).code == 0
+
+
+def test_what_was_not_run_is_said_in_the_answer(kvtool: Kvtool, tmp_path: Path) -> None:
+    path = tmp_path / "crossed.json"
+    path.write_text(json.dumps({"model_type": "gpt2", "n_layer": 2, "add_cross_attention": True}))
+    ran = kvtool("check", path, "-q")
+    assert "(cross-attention not compared)" in ran.out

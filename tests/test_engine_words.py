@@ -18,7 +18,7 @@ Kvtool = Callable[..., Any]
 MINUS_ONE = "a window layer keeps window − 1 tokens"
 EVERY = "window layers keep every token"
 OUTSIDE = "its states live on the modules, outside the cache"
-COLUMNS = "convolutions keep 4 columns, not 3"
+COLUMNS = "convolutions keep"
 NARROW = "states are kept in the model's dtype, bf16"
 REPEATED = "K and V are repeated to every query head"
 KEPT_IN = "K and V are kept in bf16"
@@ -33,11 +33,12 @@ PADDED = "states are padded to the attention layers' pages"
 STATES = "states take 8.75 MiB, not 15.31 MiB"
 SHARED = "share blocks as large as the largest group's"
 COPIED = "what several ranks keep copies of counts on each"
+EXPANDED = "a latent is kept as K and V of every head"
 KEYS = "indexer keys are kept in fp8 with their scales"
 REASONS = frozenset(
     {
         MINUS_ONE, EVERY, OUTSIDE, COLUMNS, NARROW, REPEATED, KEPT_IN, PENDING, LONGER, ROUNDED,
-        FLIGHT, ALL_IN_FLIGHT, ONE_BLOCK, CROSS, PADDED, STATES, SHARED, COPIED, KEYS,
+        FLIGHT, ALL_IN_FLIGHT, ONE_BLOCK, CROSS, PADDED, STATES, SHARED, COPIED, EXPANDED, KEYS,
     }
 )  # fmt: skip
 
@@ -112,6 +113,10 @@ def config(folder: Path, content: dict[str, Any]) -> str:
         ("deepseek-v4-flash -c 8k", {PENDING}, None),
         ("jamba-v0.1 -c 8k", {COLUMNS}, {STATES}),
         ("mamba-2.8b -c 8k", {COLUMNS}, set()),
+        ("lfm2-1.2b -c 8k", {COLUMNS}, {PADDED, SHARED}),
+        ("gemma-3-4b -c 1k", {MINUS_ONE}, {ONE_BLOCK, SHARED}),
+        ("minicpm3 -c 1k", set(), {EXPANDED}),
+        ("falcon-40b -c 1k", {REPEATED}, set()),
     ],
 )
 def test_each_reason_where_it_holds_and_nowhere_else(
@@ -134,7 +139,7 @@ def test_reasons_of_classes_without_a_preset(kvtool: Kvtool, tmp_path: Path) -> 
     short = (config(tmp_path, NEO), "-c", "200", "--engine", "ideal,transformers")
     assert EVERY not in the_one(sentences(kvtool, *short), "transformers holds")
     narrow = the_one(sentences(kvtool, config(tmp_path, XLSTM), *all_of_them), "transformers holds")
-    assert "holds" in narrow and "less" in narrow and f": {NARROW}." in narrow
+    assert f" less (50.0%): {NARROW}." in narrow
 
 
 def test_a_quantised_checkpoint_is_not_blamed_for_what_it_does_not_say(
@@ -175,7 +180,7 @@ def test_only_rows_that_are_alike_are_compared(kvtool: Kvtool) -> None:
 
 def test_requests_that_fit_at_once(kvtool: Kvtool) -> None:
     words = ("llama-3-8b", "-c", "8k", "--engine", "vllm", "--kv-memory")
-    fit = "llama-3-8b: 20 requests of 8,192 tokens fit at once in 20.00 GiB on one GPU"
+    fit = "llama-3-8b: 19 requests of 8,192 tokens fit at once in 20.00 GiB on one GPU"
     assert f"{fit}." in sentences(kvtool, *words, "20GiB")
     assert f"{fit}; 64 do not." in sentences(kvtool, *words, "20GiB", "-b", "1,64,128")
     assert not any("at once" in text for text in sentences(kvtool, *words[:-1]))
@@ -230,8 +235,8 @@ def test_a_state_has_no_tokens(kvtool: Kvtool) -> None:
 @pytest.mark.parametrize(
     ("layers", "where"),
     [
-        ([None], "in 1 tensor over all layers, every"),
-        ([None, None], "in 2 tensors over all layers, every"),
+        ([None], "in tensors of all layers at once, every"),
+        ([0, None], "in 1 layer and tensors of all layers at once, every"),
         ([0], "in 1 layer, every"),
         ([0, 0, 1], "in 2 layers, every"),
     ],
@@ -242,7 +247,7 @@ def test_check_says_where_the_bytes_are(layers: list[int | None], where: str) ->
             {
                 "model": "m", "cache": "dynamic", "context_tokens": 1, "batch": 1, "layer": layer,
                 "kind": "ssm", "shape": "", "dtype": "fp32", "predicted_bytes": 4,
-                "real_bytes": real, "equal": real == 4,
+                "real_bytes": real, "equal": real == 4, "not_compared": "",
             }
             for layer in layers
         )  # fmt: skip

@@ -276,7 +276,7 @@ def test_an_output_is_no_input_and_no_device(
     for model in (path, str(tmp_path)):
         ran = kvtool("size", model, "-o", tmp_path / "config.json")
         assert ran.code == 2
-        assert "the file that is read" in ran.err
+        assert "a file that is read" in ran.err
     assert Path(path).read_text() == before
     os.mkfifo(tmp_path / "pipe.json")
     ran = kvtool("size", path, "-o", tmp_path / "pipe.json")

@@ -79,7 +79,6 @@ def test_the_vllm_row_has_the_fields_of_the_contract(kvtool: Kvtool) -> None:
         "block_size": 16,
         "blocks_per_request": 512,
         "window": None,
-        "window": None,
     }
     assert row["groups"] == [group | {"page_bytes": 2 * 8 * 128 * 2 * 16}]
 

@@ -15,6 +15,7 @@ from kvtool.cli.options import (
     output_from,
 )
 from kvtool.errors import KvtoolError, did_you_mean, usage_error
+from kvtool.output import PICTURES, check_not_read, format_of
 
 if TYPE_CHECKING:
     from kvtool.check import Asked
@@ -82,6 +83,12 @@ def check(
 ) -> None:  # fmt: skip
     """Is that what really gets allocated?"""
     out = output_from(format, json, output, quiet, verbose)
+    check_not_read(output, models)
+    if output is not None and format_of(output) in PICTURES.values():
+        raise usage_error(
+            f"-o {output}: kvtool check has no chart to draw",
+            "use a suffix for text: .json, .jsonl, .csv or .md",
+        )
     asked = _asked(context, batch, cache, dtype)
     params: dict[str, object] = {
         "models": models, "context": context, "batch": batch, "cache": cache, "dtype": dtype,
@@ -100,8 +107,11 @@ def check(
     except KvtoolError as error:
         error.params = params
         raise
+    wrong = difference(tuple(rows))
+    if wrong is not None and failed is not None:
+        notes.append(f"also failed: {failed.message}")
     run = Run(command="check", params=params, rows=tuple(rows), notes=tuple(notes))
-    out.emit(run, view(run), failed=difference(run.rows) or failed)
+    out.emit(run, view(run), failed=wrong or failed)
 
 
 def _asked(context: str | None, batch: str, cache: str, dtype: str | None) -> Asked:

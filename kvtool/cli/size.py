@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from kvtool.cli import size_options as o
@@ -75,8 +76,7 @@ def size(
     from kvtool.output import check_not_read
     from kvtool.view.size import view
 
-    read = [*(models or []), draft or "", str(layer_specs or "")]
-    check_not_read(output, [name for model in read for name in (model, f"{model}/config.json")])
+    check_not_read(output, [*(models or []), *map(str, filter(None, (draft, layer_specs)))])
     query = query_of(given)
     limit = gate(assert_max_gib)
     levels = levels_of(gpu or LEVELS)
@@ -85,6 +85,9 @@ def size(
     except KvtoolError as error:
         error.params = params_of(given)
         raise
+    over = limit(run)
+    if failed is not None and over is not None:
+        run = replace(run, notes=(*run.notes, f"also failed: {over.message}"))
     drawn = output is not None and output.suffix.lower() in (".png", ".svg")
     points = curve(subjects, query) if drawn else ()
-    out.emit(run, view(run, curve=points, levels=levels), failed=failed or limit(run))
+    out.emit(run, view(run, curve=points, levels=levels), failed=failed or over)

@@ -228,7 +228,7 @@ def held_tokens(entry: LayerCache, context: int, encoder: int, cache: str) -> in
     window = entry.span or entry.window
     if entry.kind == "hidden" or cache == "static":
         return min(tokens, window)
-    return min(tokens, window - 1)
+    return min(tokens, window - 1) if window > 1 else tokens  # [-0:] keeps everything
 
 
 def _pool(layout: CacheLayout, entry: LayerCache, context: int) -> int:

@@ -136,6 +136,12 @@ def specs_of(shape: ModelShape, settings: VllmSettings) -> tuple[LayerSpec, ...]
     """The specs of every layer of one tensor-parallel rank, in the order that vLLM meets them."""
     family = FAMILIES.get(shape.model_type, PLAIN)
     check_parallel(shape, settings.tp, settings.pp, dcp=settings.dcp)
+    if settings.kv_dtype == "fp8_ds_mla" and not any(e.kind == "latent" for e in shape.layers):
+        raise KvtoolError(
+            f"fp8_ds_mla is a layout of latents, and {shape.model_type} has none",
+            "choose --kv-dtype fp8",
+            code="not_in_engine",
+        )
     drafts = [_spec(shape, entry, settings) for entry in shape.layers]
     if family.attention_first:
         drafts.sort(key=lambda spec: spec.kind == "linear")
@@ -258,7 +264,7 @@ def kv_dtype(settings: VllmSettings) -> Dtype:
     if name == "auto":
         return dtype_named(settings.dtype, flag="--dtype", among=MODEL_DTYPES)
     if name == "fp8_ds_mla":
-        return DTYPES["fp8"]
+        return DTYPES["fp8"]  # of what is no latent beside one
     if "/" in name:
         raise KvtoolError(
             "--engine vllm stores K and V in one dtype", "give one --kv-dtype", code="not_in_engine"
@@ -266,7 +272,7 @@ def kv_dtype(settings: VllmSettings) -> Dtype:
     if name not in KV_DTYPES:
         raise KvtoolError(
             f"--engine vllm has no KV dtype {name} that kvtool knows the layout of",
-            f"choose among auto, {', '.join(KV_DTYPES)} and fp8_ds_mla",
+            f"choose among auto, {', '.join(KV_DTYPES)}, or fp8_ds_mla alone",
             code="not_in_engine",
         )
     return dtype_named(name, flag="--kv-dtype")

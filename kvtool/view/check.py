@@ -79,19 +79,24 @@ def _sentence(rows: list[Row]) -> str:
     )
     where = f"in {_places(rows)}"
     if not wrong:
-        return f"{what} {where}, every tensor as predicted."
+        return f"{what} {where}, every tensor as predicted{_left_out(first)}."
     predicted = sum(row["predicted_bytes"] for row in rows)
     differ = "differs" if len(wrong) == 1 else "differ"
     return (
         f"{what} {where}; {predicted:,} were predicted, and {len(wrong):,} of "
-        f"{counted(len(rows), 'row')} {differ}."
+        f"{counted(len(rows), 'row')} {differ}{_left_out(first)}."
     )
 
 
+def _left_out(row: Row) -> str:
+    """What of the model was not run, and so not compared."""
+    return f" ({row['not_compared']} not compared)" if row["not_compared"] else ""
+
+
 def _places(rows: list[Row]) -> str:
-    """'12 layers', or '1 tensor over all layers' for rows that are no single layer's."""
+    """'12 layers', or what holds the bytes where tensors are no single layer's."""
     layers = {row["layer"] for row in rows if row["layer"] is not None}
-    shared = sum(row["layer"] is None for row in rows)
     said = [counted(len(layers), "layer")] if layers else []
-    said += [f"{counted(shared, 'tensor')} over all layers"] if shared else []
+    if any(row["layer"] is None for row in rows):
+        said.append("tensors of all layers at once")
     return " and ".join(said)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 from kvtool.run import Row
@@ -58,14 +57,19 @@ def concurrency(rows: Iterable[Row]) -> list[str]:
             pools.setdefault(_at_once(row, rows), []).append(row)
     said = []
     for text, pool in pools.items():
-        over = [row for row in pool if -(-row["batch"] // row["dp"]) > row["max_concurrency"]]
+        over = [row for row in pool if -(-row["batch"] // row["dp"]) > _fit(row)]
         more = _not_at_once(min(over, key=lambda row: int(row["batch"]))) if over else ""
         said.append(f"{text}{more}.")
     return said
 
 
+def _fit(row: Row) -> int:
+    """Requests of the longest length; max_concurrency counts the null block too, which holds none."""
+    return int((row["num_blocks"] - 1) // row["blocks_per_request"])
+
+
 def _at_once(row: Row, rows: list[Row]) -> str:
-    requests = math.floor(row["max_concurrency"])
+    requests = _fit(row)
     length = counted(row["max_model_len"], "token")
     fit = "fits" if requests == 1 else "fit"
     many = ranks(row) > 1

@@ -52,6 +52,8 @@ def _window_tokens(pairs: list[tuple[Kind, Kind]], other: Row) -> Iterator[Reaso
         yield Reason(more=False, text=text)
     if any(need["tokens"] < other["context_tokens"] <= has["tokens"] for need, has in local):
         yield Reason(more=True, text="window layers keep every token")
+    elif any(has["tokens"] - need["tokens"] == 1 for need, has in local):
+        yield Reason(more=True, text="a window layer keeps a token more than its window")
 
 
 def _own_tokens(pairs: list[tuple[Kind, Kind]]) -> Iterator[Reason]:
@@ -121,7 +123,7 @@ def reserved(ideal: Row, other: Row) -> list[Reason]:
         *_windows(ideal, other),
         *_encoder(ideal, other),
         *_states_reserved(ideal, other),
-        *_index_keys(ideal, other),
+        *_latents(ideal, other),
         *_spread(ideal, other),
     ]
 
@@ -192,9 +194,11 @@ def _states_reserved(ideal: Row, other: Row) -> Iterator[Reason]:
         yield from _states_take(has, need)
 
 
-def _index_keys(ideal: Row, other: Row) -> Iterator[Reason]:
-    """vLLM's own layout of an indexer's keys, if the pages are as large as it makes them."""
+def _latents(ideal: Row, other: Row) -> Iterator[Reason]:
+    """A latent that is not kept as one, and index keys if the pages are as large as in fp8."""
     latents = [k for k in ideal["kinds"] if k["kind"] == "latent" and k["tokens"]]
+    if latents and {group["kind"] for group in other["groups"]} == {"full"}:
+        yield Reason(more=True, text="a latent is kept as K and V of every head")
     keys = [k for k in ideal["kinds"] if k["kind"] == "indexer" and k["tokens"]]
     token = sum(k["layers"] * _token_bytes(k, ideal) for k in latents)
     token += sum(k["layers"] * _fp8_key(k) for k in keys)
