@@ -120,7 +120,7 @@ def notes_of(row: Row, case: Case, options: VllmOptions) -> list[str]:
 
 def specs_row(name: str, specs: tuple[LayerSpec, ...], case: Case, options: VllmOptions) -> Row:
     """The same for a mix of layer specs (--layer-specs) in place of a model."""
-    settings = settings_of(case, options, chunked=any(s.kind == "chunked" for s in specs))
+    settings = settings_of(case, options, chunked=False)  # specs are what vLLM has decided on
     pool = pool_of(specs, settings)
     subject = Subject(name=name, source="file", shape=case.layout.shape)
     row = inputs(subject, case) | _lengths(settings) | pool_fields(pool, case)
