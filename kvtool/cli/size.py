@@ -79,7 +79,8 @@ def size(
     check_not_read(output, [*(models or []), *map(str, filter(None, (draft, layer_specs)))])
     query = query_of(given)
     limit = gate(assert_max_gib)
-    levels = levels_of(gpu or LEVELS)
+    drawn = output is not None and output.suffix.lower() in (".png", ".svg")
+    levels = levels_of(gpu or LEVELS) if drawn or gpu is not None else {}
     try:
         subjects, run, failed = run_size(given, query, out)
     except KvtoolError as error:
@@ -88,6 +89,5 @@ def size(
     over = limit(run)
     if failed is not None and over is not None:
         run = replace(run, notes=(*run.notes, f"also failed: {over.message}"))
-    drawn = output is not None and output.suffix.lower() in (".png", ".svg")
     points = curve(subjects, query) if drawn else ()
     out.emit(run, view(run, curve=points, levels=levels), failed=failed or over)
