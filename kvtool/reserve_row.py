@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from kvtool.engines.vllm import MEASURED, LayerSpec, VllmPool, VllmSettings, pool_of, reserve
 from kvtool.errors import KvtoolError
 from kvtool.model.shape import ModelShape
 from kvtool.run import Row
-from kvtool.size_row import Case, Subject, gqa_ratio, inputs, plain_bytes
+from kvtool.size_row import Case, Subject, VllmOptions, gqa_ratio, inputs, plain_bytes
 
 STATE_BLOCK_TOKENS = 8192
 """Tokens that a state's block stands for, at most: nominal, for no byte depends on it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VllmOptions:
-    """The engine's own options, as typed. Lengths in tokens, memory in bytes a GPU."""
-
-    max_model_len: int | None = None
-    max_batched_tokens: int = 8192
-    batches_in_flight: int | None = None
-    prefix_caching: bool = False
-    hybrid: bool | None = None
-    """None: vLLM's own choice, which is off where attention is chunked."""
-    kv_memory: int | None = None
-    ds_mla: bool = False
-    """fp8_ds_mla: DeepSeek's own fp8 layout of a latent, 656 bytes a token."""
 
 
 def settings_of(case: Case, options: VllmOptions, *, chunked: bool) -> VllmSettings:

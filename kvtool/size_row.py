@@ -36,6 +36,21 @@ class Case:
     """Data-parallel attention: ranks that share the sequences."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmOptions:
+    """The engine's own options, as typed. Lengths in tokens, memory in bytes a GPU."""
+
+    max_model_len: int | None = None
+    max_batched_tokens: int = 8192
+    batches_in_flight: int | None = None
+    prefix_caching: bool = False
+    hybrid: bool | None = None
+    """None: vLLM's own choice, which is off where attention is chunked."""
+    kv_memory: int | None = None
+    ds_mla: bool = False
+    """fp8_ds_mla: DeepSeek's own fp8 layout of a latent, 656 bytes a token."""
+
+
 def inputs(subject: Subject, case: Case) -> Row:
     """What every engine's row echoes."""
     layout = case.layout

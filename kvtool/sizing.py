@@ -6,16 +6,18 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import TYPE_CHECKING
 
 from kvtool.cache import CacheLayout, check_parallel
 from kvtool.dtypes import DTYPES, Dtype, parse_kv_dtype
 from kvtool.engines import ENGINES
-from kvtool.engines.vllm import LayerSpec
 from kvtool.errors import KvtoolError, usage_error
 from kvtool.model.shape import ModelShape
-from kvtool.reserve_row import VllmOptions, notes_of, reserve_row, specs_row
 from kvtool.run import Row
-from kvtool.size_row import Case, Subject, size_row
+from kvtool.size_row import Case, Subject, VllmOptions, size_row
+
+if TYPE_CHECKING:
+    from kvtool.engines.vllm import LayerSpec
 
 DEFAULT_CONTEXT = 8192
 MOST_ROWS = 20_000
@@ -119,6 +121,8 @@ def size_rows(
                 bad.append(error)
             continue
         if case.engine == "vllm":
+            from kvtool.reserve_row import notes_of
+
             notes += notes_of(row, case, query.vllm)
     if bad and not rows:
         raise bad[0]
@@ -159,6 +163,8 @@ def _possible(
 
 def specs_rows(name: str, specs: tuple[LayerSpec, ...], query: Query) -> list[Row]:
     """The pool of a mix of layer specs, a row for each length."""
+    from kvtool.reserve_row import specs_row
+
     dtype = query.dtype or DTYPES["bf16"]
     rows = []
     for context, batch in product(query.contexts or (DEFAULT_CONTEXT,), query.batches):
@@ -179,6 +185,8 @@ def specs_rows(name: str, specs: tuple[LayerSpec, ...], query: Query) -> list[Ro
 
 def _row(subject: Subject, query: Query, case: Case) -> Row:
     if case.engine == "vllm":
+        from kvtool.reserve_row import reserve_row
+
         return reserve_row(subject, case, query.vllm)
     if case.engine == "transformers" and case.dp > 1:
         raise KvtoolError(

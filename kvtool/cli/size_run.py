@@ -14,7 +14,6 @@ from kvtool.cli.each import each_model
 from kvtool.cli.gpus import add_gpus
 from kvtool.cli.size_words import ignored, query_of
 from kvtool.config import load_config, read_bounded, read_json_value
-from kvtool.engines.vllm import parse_specs
 from kvtool.errors import KvtoolError, usage_error
 from kvtool.model import read_model
 from kvtool.output import Output
@@ -107,6 +106,8 @@ def _speaks_of_mtp(config: Mapping[str, Any]) -> bool:
 def _specs(path: Path, query: Query) -> list[Row]:
     if query.engines != ("vllm",):
         raise usage_error("--layer-specs is read by the engine vllm", "add --engine vllm")
+    from kvtool.engines.vllm import parse_specs
+
     specs = parse_specs(read_json_value(read_bounded(path), str(path)))
     return specs_rows(path.name, specs, query)
 
