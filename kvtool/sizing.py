@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
 from kvtool.cache import CacheLayout, check_parallel
 from kvtool.dtypes import DTYPES, Dtype, parse_kv_dtype
-from kvtool.engines import ENGINES
+from kvtool.engine_rows import ROWS
 from kvtool.errors import KvtoolError, usage_error
 from kvtool.model.shape import ModelShape
+from kvtool.query import Query
 from kvtool.run import Row
-from kvtool.size_row import Case, Subject, VllmOptions, size_row
+from kvtool.size_row import Case, Subject
 
 if TYPE_CHECKING:
     from kvtool.engines.vllm import LayerSpec
@@ -36,35 +36,6 @@ EMPTY = ModelShape(
     max_context_stated=False,
     encoder_tokens=None,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Query:
-    """What is asked of each model. Lists are run as a product, in the order given."""
-
-    engines: tuple[str, ...] = ("ideal",)
-    contexts: tuple[int, ...] = ()
-    """Empty: 1 token, 8k if the model goes that far, and its maximum."""
-    batches: tuple[int, ...] = (1,)
-    dtype: Dtype | None = None
-    kv_dtypes: tuple[str, ...] = ("auto",)
-    tps: tuple[int, ...] = (1,)
-    pps: tuple[int, ...] = (1,)
-    block_sizes: tuple[int | None, ...] = (None,)
-    encoder_tokens: int | None = None
-    allow_long: bool = False
-    per_layer: bool = False
-    cache: str = "dynamic"
-    """Which cache object of transformers: dynamic or static."""
-    prompt: int | None = None
-    """Tokens of the context that were the prompt; None: all of them."""
-    pp_layers: tuple[int, ...] = ()
-    """Layers of each pipeline stage; empty: an even split."""
-    dcp: int = 1
-    """Decode context parallelism: ranks that share a sequence's tokens."""
-    dp: int = 1
-    """Data-parallel attention: ranks that share the sequences."""
-    vllm: VllmOptions = field(default_factory=VllmOptions)
 
 
 CANNOT = ("not_in_engine", "no_cache_in_engine", "engine_not_understood")
@@ -107,25 +78,30 @@ def size_rows(
         raise bad[0]
     rows = []
     for case in _cases(shape, query, dtype, good, splits):
-        encoder, note = encoder_length(shape, query.encoder_tokens, case.context)
-        notes.append(note)
         try:
-            row = _row(subject, query, replace(case, encoder=encoder))
-            rows.append(row)
+            row = ROWS[case.engine].row(subject, query, case)
         except KvtoolError as error:
             if len(query.engines) > 1 and error.code in CANNOT:
                 notes.append(f"no row for {case.engine}: {error.message}")
-            elif lost is None:
+                continue
+            if lost is None:
                 raise
-            else:
-                bad.append(error)
+            bad.append(error)
             continue
-        if case.engine == "vllm":
-            from kvtool.reserve_row import notes_of
-
-            notes += notes_of(row, case, query.vllm)
+        rows.append(row)
+        notes.append(encoder_length(shape, query.encoder_tokens, case.context)[1])
+        notes += ROWS[case.engine].notes(row, query, case)
     if bad and not rows:
         raise bad[0]
+    if lost is not None:
+        lost += bad
+    notes += _closing_notes(shape, query)
+    return rows, [f"{subject.name}: {note}" for note in dict.fromkeys(notes) if note]
+
+
+def _closing_notes(shape: ModelShape, query: Query) -> list[str]:
+    """What holds for all rows of a model."""
+    notes = []
     asked = {part.strip().lower() for text in query.kv_dtypes for part in text.split("/")}
     if shape.kv_dtype and "auto" in asked:
         notes.append(f"the checkpoint quantises its KV cache: auto is {shape.kv_dtype}")
@@ -134,9 +110,7 @@ def size_rows(
         notes.append(
             "sized as plain full attention because of --assume full, not by its own layout"
         )
-    if lost is not None:
-        lost += bad
-    return rows, [f"{subject.name}: {note}" for note in dict.fromkeys(notes) if note]
+    return notes
 
 
 def _possible(
@@ -183,25 +157,6 @@ def specs_rows(name: str, specs: tuple[LayerSpec, ...], query: Query) -> list[Ro
     return rows
 
 
-def _row(subject: Subject, query: Query, case: Case) -> Row:
-    if case.engine == "vllm":
-        from kvtool.reserve_row import reserve_row
-
-        return reserve_row(subject, case, query.vllm)
-    if case.engine == "transformers" and case.dp > 1:
-        raise KvtoolError(
-            "--engine transformers sizes one process", "leave out --dp", code="not_in_engine"
-        )
-    sequence = ENGINES[case.engine](
-        case.layout,
-        context=case.context,
-        encoder=case.encoder,
-        prompt=case.prompt,
-        cache=case.cache,
-    )
-    return size_row(subject, case, sequence, per_layer=query.per_layer)
-
-
 def _parallel_notes(shape: ModelShape, query: Query) -> list[str]:
     """Why more ranks may not mean less cache on each."""
     tps = query.tps if query.dcp == 1 else (1,)
@@ -231,11 +186,11 @@ def _cases(
         query.block_sizes,
         query.engines,
     ):
-        kv = parse_kv_dtype(text, auto=auto if engine != "transformers" else dtype)
+        kv = parse_kv_dtype(text, auto=dtype if ROWS[engine].model_dtype else auto)
         yield Case(
             engine=engine,
             context=context,
-            encoder=0,
+            encoder=encoder_length(shape, query.encoder_tokens, context)[0],
             batch=batch,
             layout=CacheLayout(
                 shape=shape,

@@ -18,7 +18,9 @@ from kvtool.dtypes import DTYPES, KvDtype
 from kvtool.engines import ideal
 from kvtool.errors import KvtoolError
 from kvtool.model import ModelShape, read_model
-from kvtool.sizing import Query, Subject, size_rows
+from kvtool.query import Query
+from kvtool.size_row import Subject
+from kvtool.sizing import size_rows
 
 TABLE = catalog.class_defaults()["types"]
 PRESETS = catalog.model_presets()

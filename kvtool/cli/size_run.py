@@ -17,9 +17,10 @@ from kvtool.config import load_config, read_bounded, read_json_value
 from kvtool.errors import KvtoolError, usage_error
 from kvtool.model import read_model
 from kvtool.output import Output
+from kvtool.query import Query
 from kvtool.run import Row, Run
 from kvtool.size_row import Subject
-from kvtool.sizing import Query, default_contexts, most_contexts, size_rows, specs_rows
+from kvtool.sizing import default_contexts, most_contexts, size_rows, specs_rows
 from kvtool.speculation import with_draft, with_mtp
 from kvtool.units import GIB, format_bytes, parse_count
 

@@ -7,8 +7,8 @@ from typing import Any
 from kvtool.dtypes import DTYPES, MODEL_DTYPES, dtype_named, parse_kv_dtype
 from kvtool.engines import engines_named
 from kvtool.errors import usage_error
+from kvtool.query import Query
 from kvtool.size_row import VllmOptions
-from kvtool.sizing import Query
 from kvtool.units import parse_bytes, parse_count, parse_counts
 
 MAX_BATCH = 2**20
