@@ -61,8 +61,12 @@ def mha_token_bytes(layout: CacheLayout, entry: LayerCache) -> int:
 
 def state_bytes(layout: CacheLayout, state: State, *, tp: int = 1) -> int:
     """Bytes of a constant state on one of `tp` ranks: the columns that are needed."""
-    elements = sum(count // pieces * shard(pieces, tp) for count, pieces in state.parts)
-    return elements * state.columns * element_bytes(layout, state)
+    return rank_elements(state, tp) * element_bytes(layout, state)
+
+
+def rank_elements(state: State, tp: int) -> int:
+    """Elements of a constant state, all its columns, on one of `tp` ranks."""
+    return state.columns * sum(count // pieces * shard(pieces, tp) for count, pieces in state.parts)
 
 
 def element_bytes(layout: CacheLayout, state: State) -> int:

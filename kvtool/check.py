@@ -121,27 +121,35 @@ def _rows(
     real: dict[tuple[int, str], list[live.Held]] = {}
     for one in tensors:
         real.setdefault((one.layer, one.kind), []).append(one)
+    head = {
+        "model": subject.name,
+        "model_type": subject.shape.model_type,
+        "source": subject.source,
+        "context_tokens": case.context,
+        "encoder_tokens": case.encoder,
+        "batch": case.batch,
+        "cache": case.cache,
+    }
     return [
-        {
-            "model": subject.name,
-            "model_type": subject.shape.model_type,
-            "source": subject.source,
-            "context_tokens": case.context,
-            "encoder_tokens": case.encoder,
-            "batch": case.batch,
-            "cache": case.cache,
-            "layer": None if layer == live.ALL_LAYERS else layer,
-            "kind": kind,
-            "predicted_bytes": predicted.get((layer, kind), 0),
-            "real_bytes": sum(one.bytes for one in real.get((layer, kind), [])),
-            "shape": _shapes(real.get((layer, kind), [])),
-            "dtype": "/".join(dict.fromkeys(o.dtype for o in real.get((layer, kind), []))),
-            "equal": predicted.get((layer, kind), 0)
-            == sum(one.bytes for one in real.get((layer, kind), [])),
-        }
-        for layer, kind in sorted({*predicted, *real})
-        if predicted.get((layer, kind)) or (layer, kind) in real
+        head | _compared(place, predicted.get(place, 0), real.get(place, []))
+        for place in sorted({*predicted, *real})
+        if predicted.get(place) or place in real
     ]
+
+
+def _compared(place: tuple[int, str], predicted: int, tensors: list[live.Held]) -> Row:
+    """What was predicted of one kind of tensor in one layer, and what is there."""
+    layer, kind = place
+    held = sum(one.bytes for one in tensors)
+    return {
+        "layer": None if layer == live.ALL_LAYERS else layer,
+        "kind": kind,
+        "predicted_bytes": predicted,
+        "real_bytes": held,
+        "shape": _shapes(tensors),
+        "dtype": "/".join(dict.fromkeys(one.dtype for one in tensors)),
+        "equal": predicted == held,
+    }
 
 
 def _shapes(tensors: list[live.Held]) -> str:

@@ -108,8 +108,9 @@ def _load_library() -> None:
 def _check_endpoint(address: str) -> None:
     # Before the import: the library prints on standard output what it thinks of a bad one.
     try:
-        good = urlsplit(address).scheme in ("http", "https") and bool(urlsplit(address).netloc)
-        _ = urlsplit(address).port
+        parts = urlsplit(address)
+        good = parts.scheme in ("http", "https") and bool(parts.netloc)
+        _ = parts.port  # raises for one out of range
     except ValueError:
         good = False
     if not good:

@@ -76,6 +76,7 @@ def size_rows(
     good, splits, bad = _possible(shape, query, contexts, notes)
     if bad and (lost is None or not good or not splits):
         raise bad[0]
+    notes += [encoder_length(shape, query.encoder_tokens, context)[1] for context in good]
     rows = []
     for case in _cases(shape, query, dtype, good, splits):
         try:
@@ -89,7 +90,6 @@ def size_rows(
             bad.append(error)
             continue
         rows.append(row)
-        notes.append(encoder_length(shape, query.encoder_tokens, case.context)[1])
         notes += ROWS[case.engine].notes(row, query, case)
     if bad and not rows:
         raise bad[0]
@@ -210,20 +210,24 @@ def _cases(
 
 def most_contexts(shape: ModelShape, query: Query) -> int:
     """How many contexts a run of the other lists may have."""
+    return _most_rows(shape) // _rows_a_context(query)
+
+
+def _most_rows(shape: ModelShape) -> int:
+    return min(MOST_ROWS, MOST_LAYER_ROWS // max(len(shape.layers), 1))
+
+
+def _rows_a_context(query: Query) -> int:
     lists = (query.batches, query.kv_dtypes, query.tps, query.pps, query.block_sizes, query.engines)
-    most = min(MOST_ROWS, MOST_LAYER_ROWS // max(len(shape.layers), 1))
-    return most // math.prod(map(len, lists))
+    return math.prod(map(len, lists))
 
 
 def check_amount(shape: ModelShape, query: Query, contexts: int) -> None:
     """Refuse a product of lists that would run for minutes."""
-    lists = (query.batches, query.kv_dtypes, query.tps, query.pps, query.block_sizes, query.engines)
     if contexts > most_contexts(shape, query):
-        rows = contexts * math.prod(map(len, lists))
-        most = min(MOST_ROWS, MOST_LAYER_ROWS // max(len(shape.layers), 1))
         raise usage_error(
-            f"{rows:,} rows of {len(shape.layers):,} layers are too many for one run",
-            f"ask for at most {most:,} rows: shorter lists, or several runs",
+            f"{contexts * _rows_a_context(query):,} rows of {len(shape.layers):,} layers are too many for one run",
+            f"ask for at most {_most_rows(shape):,} rows: shorter lists, or several runs",
         )
 
 

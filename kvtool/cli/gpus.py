@@ -7,6 +7,7 @@ from typing import Any
 from kvtool import catalog
 from kvtool.run import Row
 from kvtool.units import parse_count
+from kvtool.view.words import ranks
 
 LEVELS = "rtx-4090,h100,h200,b200"
 """GPUs whose memory a picture shows unless others are named."""
@@ -32,24 +33,23 @@ def add_gpus(rows: list[Row], text: str) -> list[str]:
     the whole of all that were named. Notes on GPUs whose memory is not known."""
     named = gpus_of(text)
     for row in rows:
-        ranks = row["tp"] * row["pp"] * row["dp"]
         row["gpus"] = [
-            _share(row, gpu.id, gpu.usable_bytes, count, ranks)
+            _share(row, gpu.id, gpu.usable_bytes, count, ranks(row))
             for gpu, count in named
             if gpu.usable_bytes
         ]
     return [f"{gpu.id}: no usable memory is known" for gpu, _ in named if not gpu.usable_bytes]
 
 
-def _share(row: Row, gpu: str, usable: int, count: int, ranks: int) -> dict[str, Any]:
-    spread = ranks == 1 and count > 1
+def _share(row: Row, gpu: str, usable: int, count: int, split: int) -> dict[str, Any]:
+    spread = split == 1 and count > 1
     need = row["total_bytes"] if spread else row["per_gpu_bytes"]
     room = usable * count if spread else usable
     return {
         "gpu": gpu,
         "count": count,
         "usable_bytes": usable,
-        "ranks": ranks,
+        "ranks": split,
         "need_bytes": need,
         "share": None if need is None else need / room,
     }

@@ -73,13 +73,13 @@ def size(
     out = output_from(format, json, output, quiet, verbose)
     from kvtool.cli.gpus import LEVELS, levels_of
     from kvtool.cli.size_run import curve, gate, params_of, query_of, run_size
-    from kvtool.output import check_not_read
+    from kvtool.output import PICTURES, check_not_read
     from kvtool.view.size import view
 
     check_not_read(output, [*(models or []), *map(str, filter(None, (draft, layer_specs)))])
     query = query_of(given)
     limit = gate(assert_max_gib)
-    drawn = output is not None and output.suffix.lower() in (".png", ".svg")
+    drawn = output is not None and output.suffix.lower() in PICTURES
     levels = levels_of(gpu or LEVELS) if drawn or gpu is not None else {}
     try:
         subjects, run, failed = run_size(given, query, out)

@@ -76,18 +76,14 @@ def _vllm(given: dict[str, Any]) -> VllmOptions:
     )
 
 
-OPTIONS_OF = {
-    "vllm": (
-        "max_model_len",
-        "max_batched_tokens",
-        "batches_in_flight",
-        "prefix_caching",
-        "hybrid",
-        "kv_memory",
-    ),
-    "transformers": ("prompt_tokens", "cache"),
-}
-USUAL = {"max_batched_tokens": "8192", "cache": "dynamic"}
+OPTIONS_OF: dict[str, dict[str, Any]] = {
+    "vllm": {
+        "max_model_len": None, "max_batched_tokens": "8192", "batches_in_flight": None,
+        "prefix_caching": False, "hybrid": None, "kv_memory": None,
+    },
+    "transformers": {"prompt_tokens": None, "cache": "dynamic"},
+}  # fmt: skip
+"""Each engine's own options, with the values that ask for nothing."""
 NOT_OF_SPECS = {
     "tp": "1", "kv_dtype": "auto", "block_size": None, "dtype": None, "draft": None, "mtp": "0",
     "encoder_tokens": None, "per_layer": False,
@@ -98,23 +94,27 @@ NOT_OF_SPECS = {
 def ignored(given: dict[str, Any], query: Query) -> list[str]:
     """Notes on options of an engine that was not asked for."""
     notes = [
-        f"{_flag(name)} is ignored: it belongs to --engine {engine}"
-        for engine, names in OPTIONS_OF.items()
-        for name in names
-        if given[name] not in (None, False, USUAL.get(name)) and engine not in query.engines
+        f"{_flag(name, given[name])} is ignored: it belongs to --engine {engine}"
+        for engine, usual in OPTIONS_OF.items()
+        for name in _asked(given, usual)
+        if engine not in query.engines
     ]
-    if given["hybrid"] is False and "vllm" not in query.engines:
-        notes.append("--no-hybrid is ignored: it belongs to --engine vllm")
     if given["per_layer"] and query.engines == ("vllm",):
         notes.append("--per-layer is ignored: vLLM's blocks belong to groups of layers")
     if given["layer_specs"] is not None:
-        named = [name for name, usual in NOT_OF_SPECS.items() if given[name] != usual]
-        notes += [f"{_flag(name)} is ignored: the specs are one rank's as it is" for name in named]
+        notes += [
+            f"{_flag(name, given[name])} is ignored: the specs are one rank's as it is"
+            for name in _asked(given, NOT_OF_SPECS)
+        ]
     return notes
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+def _asked(given: dict[str, Any], usual: dict[str, Any]) -> list[str]:
+    return [name for name, value in usual.items() if given[name] != value]
+
+
+def _flag(name: str, value: object) -> str:
+    return f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
 
 
 def _kv_dtypes(text: str, engines: tuple[str, ...]) -> tuple[str, ...]:

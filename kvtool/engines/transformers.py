@@ -11,13 +11,14 @@ Rules of transformers' cache_utils.py, each held to its own caches (tests/test_t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
 from kvtool.cache import CacheLayout, fixed_bytes, mha_token_bytes, state_bytes, token_bytes
 from kvtool.engines.result import KindBytes, Part, Sequence
 from kvtool.errors import KvtoolError
-from kvtool.model.shape import LayerCache, ModelShape, State
+from kvtool.model.shape import LayerCache, State
 
 UNCUT = {"gpt_neo"}
 """Classes whose local layers keep every token: the window is only in the mask."""
@@ -58,10 +59,15 @@ def size(
     """One sequence (one row of input_ids), whole model."""
     check(layout)
     held = as_held(layout)
-    found = list(_parts(held, context, encoder, context if prompt is None else prompt, cache))
+    prompt = context if prompt is None else prompt
+    found = list(_parts(held, context, encoder, prompt, cache))
+    by_entry: Counter[int] = Counter()
+    for index, part in found:
+        by_entry[index] += part.bytes
+    longer = sum(part.bytes for _, part in _parts(held, context + 1, encoder, prompt, cache))
     kinds = []
     for index, entry in enumerate(held.shape.layers):
-        own = sum(part.bytes for i, part in found if i == index)
+        own = by_entry[index]
         entry = replace(entry, states=tuple(_now(state, entry, context) for state in entry.states))
         state = sum(state_bytes(held, state) for state in entry.states)
         per_token = token_bytes(held, entry)
@@ -72,10 +78,10 @@ def size(
         kinds.append(KindBytes(entry=entry, tokens=tokens, bytes=own, state_bytes=state))
     return Sequence(
         kinds=tuple(kinds),
-        next_token_bytes=_next(held, context, encoder, prompt, cache) - sum(k.bytes for k in kinds),
+        next_token_bytes=longer - by_entry.total(),
         state_bytes=sum(kind.state_bytes for kind in kinds),
         cross_bytes=sum(k.bytes for k in kinds if k.entry.kind == "cross"),
-        rank_bytes=sum(kind.bytes for kind in kinds),
+        rank_bytes=by_entry.total(),
         mha_bytes=sum(k.tokens * mha_token_bytes(held, k.entry) + k.state_bytes for k in kinds),
         scale_bytes=0,
         parts=tuple(part for _, part in found),
@@ -124,17 +130,12 @@ def as_held(layout: CacheLayout) -> CacheLayout:
     pooled = {entry.layer for entry in shape.layers if entry.stride > 1}
     layers = []
     for entry in shape.layers:
-        kind = type_of(shape, entry)
+        kind = shape.type_of(entry)
         held = _own_way(kind, entry)
         if kind in TWICE_OUTSIDE_POOLS and entry.layer not in pooled:
             held = replace(held, v_head_dim=held.k_head_dim)
         layers.append(held)
     return replace(layout, shape=replace(shape, layers=tuple(layers)))
-
-
-def type_of(shape: ModelShape, entry: LayerCache) -> str:
-    """The model type whose class fills this entry: a draft's entries are its own."""
-    return entry.owner or shape.model_type
 
 
 def _own_way(kind: str, entry: LayerCache) -> LayerCache:
@@ -173,12 +174,6 @@ def _pending(entry: LayerCache, context: int) -> int:
     return (2 * (context % entry.stride) * series + kept) * entry.k_head_dim
 
 
-def _next(layout: CacheLayout, context: int, encoder: int, prompt: int | None, cache: str) -> int:
-    """Bytes with one more token of output."""
-    prompt = context if prompt is None else prompt
-    return sum(part.bytes for _, part in _parts(layout, context + 1, encoder, prompt, cache))
-
-
 def _parts(
     layout: CacheLayout, context: int, encoder: int, prompt: int, cache: str
 ) -> Iterator[tuple[int, Part]]:
@@ -195,7 +190,7 @@ def _bytes_of(
 ) -> Iterator[tuple[str, int]]:
     k = entry.kv_heads * layout.kv.k.vector_bytes(entry.k_head_dim)
     v = entry.kv_heads * layout.kv.v.vector_bytes(entry.v_head_dim)
-    model_type = type_of(layout.shape, entry)
+    model_type = layout.shape.type_of(entry)
     static = cache == "static" and model_type not in NEVER_STATIC
     tokens = held_tokens(entry, context, encoder, "static" if static else "dynamic")
     for state in entry.states:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from math import lcm
 from typing import Literal
 
-from kvtool.cache import check_parallel, shard
+from kvtool.cache import check_parallel, rank_elements, shard
 from kvtool.dtypes import DTYPES, MODEL_DTYPES, Dtype, dtype_named
 from kvtool.engines.vllm_specs import (
     BLOCK_SIZE,
@@ -72,55 +72,20 @@ FAMILIES: dict[str, VllmFamily] = {
     # models/minicpm3.py is not among the MLA types of model_arch_config_convertor.py
     **_row("minicpm3", expanded=True),
     **_row("whisper", cross=True),
-    # v1/core/kv_cache_utils.py, _get_packed_kv_cache_groups: pages of several sizes in one block
     **_row("openai-gpt", refused="a class without a cache"),
+    # v1/core/kv_cache_utils.py, _get_packed_kv_cache_groups: pages of several sizes in one block
     **_row("deepseek_v4 deepseek_ref", refused="its packed blocks of compressed caches"),
 }  # fmt: skip
 
 PLAIN = VllmFamily()
-MEASURED = frozenset(
-    [
-        "cohere",
-        "cohere2",
-        "dbrx",
-        "deepseek_v2",
-        "deepseek_v3",
-        "deepseek_v32",
-        "falcon_h1",
-        "gemma2",
-        "gemma3_text",
-        "glm4_moe",
-        "glm_moe_dsa",
-        "gpt2",
-        "gpt_bigcode",
-        "gpt_oss",
-        "gptj",
-        "granitemoehybrid",
-        "jamba",
-        "kimi_k2",
-        "lfm2",
-        "llama",
-        "mamba2",
-        "mimo_v2_flash",
-        "minimax_m2",
-        "mistral",
-        "mixtral",
-        "nemotron",
-        "nemotron_h",
-        "olmo3",
-        "opt",
-        "phi3",
-        "phimoe",
-        "qwen2",
-        "qwen3",
-        "qwen3_5_moe_text",
-        "qwen3_moe",
-        "qwen3_vl_moe_text",
-        "qwen3_vl_text",
-        "starcoder2",
-        "zamba2",
-    ]
-)
+MEASURED = frozenset({
+    "cohere", "cohere2", "dbrx", "deepseek_v2", "deepseek_v3", "deepseek_v32", "falcon_h1",
+    "gemma2", "gemma3_text", "glm4_moe", "glm_moe_dsa", "gpt2", "gpt_bigcode", "gpt_oss", "gptj",
+    "granitemoehybrid", "jamba", "kimi_k2", "lfm2", "llama", "mamba2", "mimo_v2_flash",
+    "minimax_m2", "mistral", "mixtral", "nemotron", "nemotron_h", "olmo3", "opt", "phi3", "phimoe",
+    "qwen2", "qwen3", "qwen3_5_moe_text", "qwen3_moe", "qwen3_vl_moe_text", "qwen3_vl_text",
+    "starcoder2", "zamba2",
+})  # fmt: skip
 """Model types whose pools were compared with vLLM's own (docs/accuracy.md)."""
 INDEXER_BLOCK = 64
 """v1/attention/backends/mla/indexer.py: the indexer's kernels take blocks of 64 tokens."""
@@ -158,10 +123,8 @@ def refuse(shape: ModelShape, what: str) -> KvtoolError:
 
 
 def _spec(shape: ModelShape, entry: LayerCache, settings: VllmSettings) -> LayerSpec:
-    model_type = entry.owner or shape.model_type
-    family = FAMILIES.get(model_type, PLAIN)
-    if entry.owner:
-        shape = replace(shape, model_type=entry.owner)
+    shape = replace(shape, model_type=shape.type_of(entry)) if entry.owner else shape
+    family = FAMILIES.get(shape.model_type, PLAIN)
     if family.refused:
         raise refuse(shape, family.refused)
     if entry.kind == "linear":
@@ -245,13 +208,12 @@ def _state_spec(
 
 
 def _state_bytes(state: State, family: VllmFamily, settings: VllmSettings) -> int:
-    elements = sum(count // parts * shard(parts, settings.tp) for count, parts in state.parts)
     name = settings.dtype
     if state.name == "ssm" and family.state == "fp32":
         name = "fp32"
     elif state.name == "ssm" and family.state == "stated":
         name = settings.dtype if state.dtype == "model" else state.dtype
-    return elements * state.columns * dtype_named(name, flag="the state's dtype").bits // 8
+    return rank_elements(state, settings.tp) * dtype_named(name, flag="the state's dtype").bits // 8
 
 
 KV_DTYPES = ("fp16", "bf16", "fp8", "fp8_e5m2")

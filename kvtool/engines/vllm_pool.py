@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from math import lcm
 
 from kvtool.cache import stages
 from kvtool.engines.vllm_groups import Group, Refused, grouped
 from kvtool.engines.vllm_specs import BLOCK_SIZE, LayerSpec, SpecKind, VllmSettings
-
-GIB = 1024**3
+from kvtool.units import GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,14 +193,8 @@ def _block_bytes_of_stages(
 ) -> list[int]:
     """Bytes of a block on each stage's ranks (_project_kv_cache_groups_to_worker)."""
     count = num_layers or max(spec.layer for spec in layers) + 1
-    ends = list(accumulate(settings.pp_layers))
-    ranges = (
-        [range(end - n, end) for n, end in zip(settings.pp_layers, ends, strict=True)]
-        if ends
-        else stages(count, settings.pp)
-    )
     sizes = [
         max(sum(s.page_bytes for s in group.layers if s.layer in stage) for group in groups)
-        for stage in ranges
+        for stage in stages(count, settings.pp, settings.pp_layers)
     ]
     return [size for size in sizes if size]

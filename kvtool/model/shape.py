@@ -110,3 +110,7 @@ class ModelShape:
     mtp: int = 0
     """Multi-token-prediction layers among `layers`."""
     assumed: str | None = None
+
+    def type_of(self, entry: LayerCache) -> str:
+        """The model type whose class fills this entry: a draft's entries are its own."""
+        return entry.owner or self.model_type

@@ -45,10 +45,10 @@ def _plain(row: Row) -> str:
     if not plain:
         return "There is no K and V here: the cache is a constant state, whatever the context."
     high = plain > total
-    times = _ratio(plain, total) if high else _ratio(total, plain)
+    factor = _ratio(plain, total) if high else _ratio(total, plain)
     return (
         f"The plain formula (2 · layers · KV heads · head size · tokens · bytes) would say "
-        f"{format_bytes(plain)}, {times} too {'much' if high else 'little'}: {'; '.join(reasons)}."
+        f"{format_bytes(plain)}, {factor} too {'much' if high else 'little'}: {'; '.join(reasons)}."
     )
 
 
