@@ -41,7 +41,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class Trial:
     """One run, every number resolved."""
 
     context: int
@@ -59,7 +59,7 @@ def check_rows(
     dtype, dtype_note = model_dtype(shape, asked.dtype)
     context = asked.context or default_context(shape)
     long_note = check_context(shape, context, allow_long=False)
-    case = Case(
+    case = Trial(
         context=context,
         encoder=encoder_length(shape, None, context)[0],
         batch=asked.batch,
@@ -87,7 +87,7 @@ def check_rows(
     return rows, [f"{subject.name}: {note.split(' (--')[0]}" for note in notes if note]
 
 
-def predict(shape: ModelShape, case: Case) -> dict[tuple[int, str], int]:
+def predict(shape: ModelShape, case: Trial) -> dict[tuple[int, str], int]:
     """(layer, kind) → bytes of all sequences, as the engine `transformers` says."""
     layout = CacheLayout(shape=shape, dtype=case.dtype, kv=KvDtype(k=case.dtype, v=case.dtype))
     found: Counter[tuple[int, str]] = Counter()
@@ -112,7 +112,7 @@ def default_context(shape: ModelShape) -> int:
 
 def _rows(
     subject: Subject,
-    case: Case,
+    case: Trial,
     predicted: dict[tuple[int, str], int],
     tensors: tuple[live.Held, ...],
 ) -> list[Row]:
@@ -166,7 +166,7 @@ def _over_layers(predicted: dict[tuple[int, str], int]) -> dict[tuple[int, str],
 
 
 def held_at_full_size(
-    config: Mapping[str, Any], shape: ModelShape, case: Case
+    config: Mapping[str, Any], shape: ModelShape, case: Trial
 ) -> tuple[tuple[live.Held, ...], str]:
     """The tensors of the cache after a prompt of `context` tokens, and a note if not of the whole."""
     _, transformers = live.load_libraries()
@@ -220,7 +220,7 @@ def _text_part(config: Any) -> Any:
     return text
 
 
-def _run(config: Any, shape: ModelShape, case: Case) -> tuple[live.Held, ...]:
+def _run(config: Any, shape: ModelShape, case: Trial) -> tuple[live.Held, ...]:
     with live.unweighted():
         model = live.build(config, device="meta", dtype=TORCH_NAMES[case.dtype.name])
         rows = case.batch * shape.rows_per_sequence
