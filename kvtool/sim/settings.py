@@ -1,0 +1,64 @@
+"""What a run of the scheduler is given: its limits, its pool and its law of time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+RECOMPUTE, SWAP = "recompute", "swap"
+ABORT_HEAD, STOP = "abort-head", "stop"
+STATUSES = ("done", "cut", "rejected", "aborted", "unfinished")
+DONE, CUT, REJECTED, ABORTED, UNFINISHED = range(5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Nanoseconds of a step: base + token × scheduled tokens + context × their context tokens."""
+
+    base_ns: int = 10_000_000
+    token_ns: int = 20_000
+    context_ns: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Names as in vLLM where vLLM has the setting.
+
+    `num_blocks` are usable blocks: vLLM's null block, which it counts in its own number, comes on top.
+    """
+
+    num_blocks: int
+    block_size: int = 16
+    max_model_len: int = 8192
+    max_num_seqs: int = 256
+    max_num_active_seqs: int | None = None
+    max_batched_tokens: int = 8192
+    max_scheduled_tokens: int | None = None
+    chunked_prefill: bool = True
+    watermark: float = 0.0
+    reserve_full_prompt: bool = True
+    long_prefill_threshold: int = 0
+    long_prefill_adaptive: bool = False
+    preemption: str = RECOMPUTE
+    cpu_blocks: int = 0
+    on_stall: str = ABORT_HEAD
+    step_time: StepTime = field(default_factory=StepTime)
+
+    @property
+    def num_slots(self) -> int:
+        """Tokens that the pool holds."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def max_running(self) -> int:
+        """Requests that run at once (vLLM: max_num_active_seqs, else max_num_seqs)."""
+        return self.max_num_seqs if self.max_num_active_seqs is None else self.max_num_active_seqs
+
+    @property
+    def watermark_blocks(self) -> int:
+        """Blocks that an admission must leave free: vLLM rounds down, its null block included."""
+        return int(self.watermark * (self.num_blocks + 1))
+
+    @property
+    def token_budget(self) -> int:
+        """Tokens of a step: the smaller of the two budgets, which shrink together."""
+        return min(self.max_batched_tokens, self.max_scheduled_tokens or self.max_batched_tokens)
