@@ -19,7 +19,10 @@ from kvtool.sim.settings import ABORTED, CUT, DONE, REJECTED, UNFINISHED
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What became of a request: steps and nanoseconds are -1 where it did not come to that."""
+    """What became of a request: steps and nanoseconds are -1 where it did not come to that.
+
+    `generated` counts the tokens of a request that has ended.
+    """
 
     admit_step: int = -1
     first_token_step: int = -1
@@ -134,12 +137,20 @@ class Scheduler:
                 victim = self.running.pop()
                 self._preempt(victim)
                 if victim is request:
+                    self._end_livelock(request)
                     return budget
             request.computed += n
             budget -= n
             scheduled.append((request, n))
             position += 1
         return budget
+
+    def _end_livelock(self, request: Request) -> None:
+        """Alone, unchecked and larger than the pool: vLLM would compute and preempt it for ever."""
+        settings = self.settings
+        checked = settings.reserve_full_prompt or self.running
+        if not checked and request.num_tokens > settings.num_slots:
+            self._stall()
 
     def _chunk(self, request: Request, budget: int, crowd: int) -> int:
         n = self._threshold(request.num_tokens - request.computed, crowd)
@@ -228,7 +239,6 @@ class Scheduler:
                 continue
             request.generated += 1
             outcome = self.result.outcomes[request.index]
-            outcome.generated += 1
             if outcome.first_token_step < 0:
                 outcome.first_token_step = len(self.result.steps) - 1
                 outcome.first_token_ns = self.clock_ns
@@ -247,6 +257,7 @@ class Scheduler:
         outcome = self.result.outcomes[request.index]
         outcome.status = status
         if status != REJECTED:
+            outcome.generated = request.generated
             outcome.finish_step = len(self.result.steps) - 1
             outcome.finish_ns = self.clock_ns
         for child in self.children.pop(request.index, ()):
@@ -254,7 +265,7 @@ class Scheduler:
             heapq.heappush(self.arrivals, (arrival, child, self.requests[child]))
 
     def _stall(self) -> None:
-        """R18: nothing can be scheduled and nothing will change: the head never fits."""
+        """R18: nothing will change, because the head never fits: it is aborted, or the run ends."""
         if self.settings.on_stall != ABORT_HEAD:
             self.result.stopped = True
             return

@@ -1,0 +1,27 @@
+"""Numba, kept at arm's length: one decorator, and whether a first run has to compile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numba
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+
+
+def compiled(function: _Function) -> _Function:
+    """Compile when first called and keep the machine code on disk, where there is a place for it."""
+    try:
+        return numba.njit(cache=True, **_OPTIONS)(function)  # type: ignore[no-any-return]
+    except RuntimeError:  # neither the package's folder nor the user's cache can be written
+        return numba.njit(**_OPTIONS)(function)  # type: ignore[no-any-return]
+
+
+def must_compile(function: Callable[..., Any]) -> bool:
+    """Whether no machine code of a compiled function is on disk yet."""
+    place = getattr(getattr(function, "_cache", None), "cache_path", None)
+    name = f"{Path(function.__code__.co_filename).stem}.{function.__name__}-*.nbi"
+    return place is None or not any(Path(place).glob(name))

@@ -1,0 +1,279 @@
+"""Request traces: public ones in six formats, and kvtool's own, as columns of integers."""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
+
+from kvtool.errors import KvtoolError, did_you_mean
+from kvtool.requests import Requests
+from kvtool.trace_formats import (
+    FORMATS,
+    KVTOOL,
+    CellError,
+    Field,
+    Format,
+    fields_of,
+    listed,
+    match,
+    shown,
+    trace_error,
+)
+from kvtool.trace_lines import Lines, Row, long_cells, not_read, opened, printable, rows_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from kvtool.requests import Column
+
+__all__ = ["FORMATS", "Format", "Trace", "read_trace"]
+
+MAX_SPAN_NS = 2**59
+"""18 years from the first arrival: more is a slip of the pen, and would not leave room to add."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """The requests of a trace, and what had to be done to them."""
+
+    name: str
+    """The file's name, or "standard input"."""
+    format: str
+    """A key of FORMATS."""
+    requests: Requests
+    has_arrivals: bool
+    """False if the trace gives lengths alone: `arrival_ns` are all 0."""
+    notes: tuple[str, ...]
+    """What was left out, changed or not read, with counts and the first line."""
+
+
+def read_trace(place: str, *, format: str | None = None, stdin: BinaryIO | None = None) -> Trace:
+    """The trace at a path, or at `-` of standard input; KvtoolError `trace` if it is none.
+
+    Arrivals are ns from the earliest one, in order; in the format `kvtool` all stays as written.
+    Without a format the columns tell it.
+    """
+    if format is not None and format not in FORMATS:
+        raise trace_error(
+            f"no format of traces is called {shown(format)}",
+            f"the formats are {', '.join(FORMATS)}.{did_you_mean(format, FORMATS)}",
+        )
+    where = printable(place)
+    with opened(place, stdin) as file, long_cells():
+        lines = Lines(file, where)
+        first = lines.first()
+        if not first:
+            raise trace_error(f"{where} is empty", "give a trace: a request a line")
+        is_json = first in "{[" if format is None else FORMATS[format].is_json
+        rows = rows_of(lines, is_json=is_json)
+        head = next(rows, None)
+        assert head is not None, "the first line is not blank"
+        columns = list(head[1])
+        name, found = _known(where, columns, format, is_json)
+        if is_json:
+            rows = itertools.chain([head], rows)
+        if name == "kvtool":
+            requests, has_arrivals = _read_kvtool(lines, rows)
+            used = set(KVTOOL)
+        else:
+            fields = fields_of(FORMATS[name], found, columns)
+            requests, has_arrivals = _read_lengths(lines, rows, fields)
+            used = set(found.values())
+        notes = (*lines.notes(), *not_read(lines, used))
+    name_of_file = where if place == "-" else Path(where).name
+    return Trace(
+        name=name_of_file, format=name, requests=requests, has_arrivals=has_arrivals, notes=notes
+    )
+
+
+def _known(
+    where: str, columns: list[str], name: str | None, is_json: bool
+) -> tuple[str, dict[str, str]]:
+    """The format of these columns, and which of them are its prompt, output and arrival."""
+    candidates = (
+        [name] if name else [one for one, form in FORMATS.items() if form.is_json == is_json]
+    )
+    for candidate in candidates:
+        form = FORMATS[candidate]
+        found, missing = match(form, columns)
+        if missing and name:
+            raise trace_error(
+                f"{where} has no column {missing[0]}: its columns are {listed(columns)}",
+                f"the format {name} needs {form.needs()}; without a format it is found out",
+            )
+        if missing or (name is None and form.mark and form.mark not in columns):
+            continue
+        for role, names in found.items():
+            if len(names) > 1:
+                raise trace_error(
+                    f"{where} has {len(names)} columns for the {role}: {listed(names)}",
+                    "leave or rename all but one of them",
+                )
+        return candidate, {role: names[0] for role, names in found.items() if names}
+    raise _unknown(where, columns, candidates, is_json)
+
+
+def _unknown(where: str, columns: list[str], tried: list[str], is_json: bool) -> KvtoolError:
+    if columns[0].startswith("version https://git-lfs"):
+        return trace_error(
+            f"{where} is not the trace but a pointer of Git LFS to it",
+            "fetch the file itself: git lfs pull",
+        )
+    kind = "JSONL" if is_json else "CSV"
+    needs = "; ".join(f"{name}: {FORMATS[name].needs()}" for name in tried)
+    return trace_error(
+        f"{where} is in no known format: its columns are {listed(columns) or '(none)'}",
+        f"as {kind}, with a header, a trace has one of these sets. {needs}"
+        if not is_json
+        else f"as {kind}, a trace has one of these sets of keys. {needs}",
+    )
+
+
+def _read_lengths(
+    lines: Lines, rows: Iterator[Row], fields: dict[str, Field]
+) -> tuple[Requests, bool]:
+    """The requests of any format but kvtool's: in order of arrival, none without tokens."""
+    prompt, output, arrival = fields["prompt"], fields["output"], fields.get("arrival")
+    timed = arrival is not None
+    if arrival is None:
+        arrival = replace(prompt, read=lambda _: 0)
+    columns = array("q"), array("q"), array("q")
+    start: int | None = None
+    last = line = 0
+    for line, row in rows:
+        try:
+            prompt_tokens = prompt.read(row[prompt.key])
+            output_tokens = output.read(row[output.key])
+            time = arrival.read(row[arrival.key])
+        except (CellError, LookupError):
+            _refuse(lines, line, row, fields.values())
+        if start is None:
+            start = last = time
+        if not -MAX_SPAN_NS <= time - start <= MAX_SPAN_NS:
+            what = f"{shown(row[arrival.key])} is more than 18 years from the first arrival"
+            lines.fail(f"{arrival.column}: {what}", "correct that line or take it out", line=line)
+        if not prompt_tokens or not output_tokens:
+            what = "output" if prompt_tokens else "prompt"
+            lines.note(f"requests with 0 {what} tokens, left out", line)
+            continue
+        if time < last:
+            lines.note("requests earlier than the one before, sorted by arrival", line)
+        last = time
+        for column, value in zip(columns, (time, prompt_tokens, output_tokens), strict=True):
+            column.append(value)
+    if not columns[0]:
+        raise _nothing(lines, line)
+    return _sorted(*(_numpy(column) for column in columns)), timed
+
+
+def _nothing(lines: Lines, line: int) -> KvtoolError:
+    if not line:
+        return trace_error(
+            f"{lines.where} has a header and no requests", "give a trace: a request a line"
+        )
+    why = "; ".join(lines.notes())
+    return trace_error(
+        f"{lines.where} has no request with both prompt and output tokens ({why})",
+        "is it the right file, and are its columns named right?",
+    )
+
+
+def _sorted(arrival_ns: Column, prompt_tokens: Column, output_tokens: Column) -> Requests:
+    import numpy as np
+
+    requests = Requests(
+        arrival_ns=arrival_ns - arrival_ns.min(),
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+    )
+    if (np.diff(arrival_ns) < 0).any():
+        requests = requests.take(np.argsort(arrival_ns, kind="stable"))
+    return requests
+
+
+def _numpy(column: array[int]) -> Column:
+    import numpy as np
+
+    return np.frombuffer(column, dtype=np.int64)
+
+
+def _refuse(lines: Lines, line: int, row: Any, fields: Iterable[Field]) -> NoReturn:
+    """Say which of the cells of a row cannot be read."""
+    for field in fields:
+        try:
+            value = row[field.key]
+        except LookupError:
+            if field.default is not None:
+                continue
+            hint = "each line needs it: correct that line or take it out"
+            lines.fail(f"{field.column} is missing", hint, line=line)
+        try:
+            field.read(value)
+        except CellError as error:
+            hint = f"correct that line or take it out: {field.column} takes {field.takes}"
+            lines.fail(f"{field.column}: {shown(value)} {error}", hint, line=line)
+    raise AssertionError("every cell can be read")
+
+
+def _read_kvtool(lines: Lines, rows: Iterator[Row]) -> tuple[Requests, bool]:
+    """The requests of kvtool's own format, each at its index, with its arrival as written."""
+    columns = {name: array("q") for name in KVTOOL}
+    numbers = array("q")
+    timed: bool | None = None
+    for line, row in rows:
+        try:
+            for name, field in KVTOOL.items():
+                value = None if name in row else field.default
+                columns[name].append(field.read(row[name]) if value is None else value)
+        except (CellError, LookupError):
+            _refuse(lines, line, row, KVTOOL.values())
+        if timed is None:
+            timed = "arrival_ns" in row
+        if timed != ("arrival_ns" in row):
+            what = f"arrival_ns is {'missing' if timed else 'there'}, unlike in the lines before it"
+            lines.fail(what, "give every line an arrival_ns, or none", line=line)
+        waits, parent = columns["arrival_ns"][-1] == -1, columns["parent"][-1]
+        if waits and parent == -1:
+            what = "arrival_ns is -1 without a parent to wait for"
+            lines.fail(what, "give the line a parent, or a time from 0", line=line)
+        if not timed and parent != -1:
+            what = "there is a parent without an arrival_ns"
+            lines.fail(what, "give arrival_ns: -1 to wait for the parent", line=line)
+        numbers.append(line)
+    done = {name: _numpy(column) for name, column in columns.items()}
+    _check_parents(lines, done["parent"], done["arrival_ns"] == -1, numbers)
+    if "priority" not in lines.columns:
+        del done["priority"]
+    if "parent" not in lines.columns:
+        del done["parent"], done["think_ns"]
+    return Requests(**done), bool(timed)
+
+
+def _check_parents(
+    lines: Lines, parent: Column, waits: NDArray[np.bool_], numbers: array[int]
+) -> None:
+    import numpy as np
+
+    count = len(parent)
+    index = np.arange(count)
+    wrong = (parent >= count) | (parent == index)
+    if wrong.any():
+        at = int(wrong.argmax())
+        what = "the request itself" if parent[at] == at else f"no request: there are {count:,}"
+        hint = "a parent is the index of another line, the first being 0"
+        lines.fail(f"parent: {parent[at]} is {what}", hint, line=numbers[at])
+    # After k rounds each stands 2^k steps up its line of parents: who is not out then goes round.
+    ahead = np.where(waits, parent, -1)
+    for _ in range(count.bit_length()):
+        if (ahead < 0).all():
+            return
+        ahead = np.where(ahead < 0, -1, ahead[ahead])
+    if (ahead >= 0).any():
+        what = "parent: the request waits, by its parents, for itself"
+        hint = "one request of the chain needs an arrival_ns of its own"
+        lines.fail(what, hint, line=numbers[int(ahead[ahead >= 0].min())])
