@@ -1,4 +1,4 @@
-"""What kvtool knows beforehand: models, GPUs and class defaults, as the files of presets/ say.
+"""What kvtool knows beforehand: models, GPUs, workloads and class defaults, as presets/ has them.
 
 tomllib is pure Python, so one preset is found by scanning the text for its name and only its own
 table is parsed; a whole kind is parsed, and validated, when it is listed.
@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 
 from kvtool.errors import KvtoolError, did_you_mean, usage_error
 
-KINDS = ("models", "gpus")
+KINDS = ("models", "gpus", "workloads")
 
 _ROOT = Path(__file__).with_name("presets")
 # A table of the first level: [h100-sxm] or ["qwen2.5-7b"], but not ["qwen2.5-7b".config].
@@ -74,7 +74,35 @@ class GpuPreset:
     note: str = ""
 
 
-_Preset = TypeVar("_Preset", ModelPreset, GpuPreset)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadPreset:
+    """Lengths in tokens as `kvtool.lengths` reads them, and what else defines an experiment.
+
+    None means that the preset does not say: without a rate, all requests are there at the start.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    id: str
+    name: str
+    aliases: tuple[str, ...] = ()
+    prompt_dist: str
+    prompt_mean: float | None = None
+    prompt_cap: int
+    output_dist: str
+    output_mean: float | None = None
+    output_cap: int
+    rate: float | None = None
+    """Poisson arrivals, requests a second."""
+    pool_tokens: int | None = None
+    max_model_len: int | None = None
+    placement: str | None = None
+    block_size: int | None = None
+    source: str
+    note: str = ""
+
+
+_Preset = TypeVar("_Preset", ModelPreset, GpuPreset, WorkloadPreset)
 
 
 def model_preset(name: str) -> ModelPreset | None:
@@ -88,7 +116,15 @@ def gpu_preset(name: str) -> GpuPreset:
     found = _find("gpus", name)
     if found is None:
         raise _unknown("GPU", name, ("gpus",))
-    return GpuPreset(**_gpu_fields(*found))
+    return GpuPreset(**_fields_with_id(*found))
+
+
+def workload_preset(name: str) -> WorkloadPreset:
+    """The preset of that id or alias in any case; blanks and underscores count as hyphens."""
+    found = _find("workloads", name)
+    if found is None:
+        raise _unknown("workload", name, ("workloads",))
+    return WorkloadPreset(**_fields_with_id(*found))
 
 
 @cache
@@ -100,7 +136,13 @@ def model_presets() -> tuple[ModelPreset, ...]:
 @cache
 def gpu_presets() -> tuple[GpuPreset, ...]:
     """Every GPU preset, validated, in the order of the files."""
-    return validate(GpuPreset, _rows("gpus", _gpu_fields))
+    return validate(GpuPreset, _rows("gpus", _fields_with_id))
+
+
+@cache
+def workload_presets() -> tuple[WorkloadPreset, ...]:
+    """Every workload preset, validated, in the order of the files."""
+    return validate(WorkloadPreset, _rows("workloads", _fields_with_id))
 
 
 @cache
@@ -162,7 +204,7 @@ def _model_fields(key: str, table: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _gpu_fields(key: str, table: dict[str, Any]) -> dict[str, Any]:
+def _fields_with_id(key: str, table: dict[str, Any]) -> dict[str, Any]:
     return {"id": key, **_tuples(table)}
 
 
@@ -186,7 +228,7 @@ def _insert_null(config: dict[str, Any], dotted: str, preset: str) -> None:
 
 def _find(kind: str, name: str) -> tuple[str, dict[str, Any]] | None:
     wanted = name.strip().lower()
-    if kind == "gpus":  # the driver and the shops write blanks: "RTX 4090"
+    if kind != "models":  # the driver and the shops write blanks: "RTX 4090"
         wanted = re.sub(r"[\s_]+", "-", wanted)
     for key, text in _tables(kind).items():
         lower = text.lower()
@@ -228,6 +270,6 @@ def _unknown(what: str, name: str, kinds: tuple[str, ...]) -> KvtoolError:
         for key, text in _tables(kind).items()
         for one in _names(key, tomllib.loads(text)[key])
     ]
-    listing = "kvtool presets " + kinds[0] if len(kinds) == 1 else "kvtool presets models|gpus"
     near = did_you_mean(name, known).strip()
-    return usage_error(f"no {what} is called '{name}'", f"{near} {listing} lists them".strip())
+    listing = f"kvtool presets {'|'.join(kinds)} lists them"
+    return usage_error(f"no {what} is called '{name}'", f"{near} {listing}".strip())

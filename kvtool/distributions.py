@@ -67,14 +67,14 @@ class Distribution:
 def _normal_pilot(given: Given) -> tuple[Floats, Floats]:
     import numpy as np
 
-    z = np.linspace(-9, 9, PILOT)
+    z = np.linspace(-9, 9, PILOT, dtype=np.float64)
     return z, np.exp(-z * z / 2)
 
 
 def _exponential_pilot(given: Given) -> tuple[Floats, Floats]:
     import numpy as np
 
-    x = (np.arange(PILOT) + 0.5) * (45 / PILOT)
+    x = (np.arange(PILOT, dtype=np.float64) + 0.5) * (45 / PILOT)
     return x, np.exp(-x)
 
 
@@ -117,19 +117,17 @@ def _file_draw(rng: Generator, count: int, given: Given) -> Floats:
     if given.measured.cumulative is not None:
         return rng.random(count)
     values = given.measured.columns[given.column]
-    return values[rng.integers(0, len(values), count)].astype("float64")
+    drawn: Floats = values[rng.integers(0, len(values), count)].astype("float64")
+    return drawn
 
 
 def _file_unit(x: Floats, given: Given) -> Floats:
-    """Shares into tokens: evenly between two points, and from 0 to the first."""
+    """Shares into tokens: rounded up, they are even from one point's plus 1 to the next's."""
     import numpy as np
 
     assert given.measured is not None
     cumulative = given.measured.cumulative
-    if cumulative is None:
-        return x
-    tokens = given.measured.columns[0]
-    return np.interp(x, np.append(0.0, cumulative), np.append(0, tokens))
+    return x if cumulative is None else np.interp(x, cumulative, given.measured.columns[0])
 
 
 def _zipf(e: Floats, given: Given) -> Floats:
@@ -143,12 +141,14 @@ def _zipf(e: Floats, given: Given) -> Floats:
 
     a = given.params["a"]
     k = np.arange(1, _ZIPF_TABLE + 1, dtype=np.float64)
-    tail = (_ZIPF_TABLE + 0.5) ** (1 - a) / (a - 1)
+    tail = math.pow(_ZIPF_TABLE + 0.5, 1 - a) / (a - 1)
     above = np.append(np.cumsum((k**-a)[::-1])[::-1] + tail, tail)  # Σ of j^−a over j > 0, 1, 2, …
     heights = np.log(above[0]) - np.log(above)
     with np.errstate(over="ignore"):
         far = np.exp((e - np.log(above[0] * (a - 1))) / (a - 1)) - 0.5
-    return np.where(e < heights[-1], np.interp(e, heights, np.append(0.0, k)), far)
+    near = np.interp(e, heights, np.append(0.0, k))
+    x: Floats = np.where(e < heights[-1], near, far)
+    return x
 
 
 def _exp(factor: Callable[[Mapping[str, float]], float]) -> Callable[[Floats, Given], Floats]:
@@ -156,7 +156,8 @@ def _exp(factor: Callable[[Mapping[str, float]], float]) -> Callable[[Floats, Gi
         import numpy as np
 
         with np.errstate(over="ignore"):
-            return np.exp(x * factor(given.params))
+            result: Floats = np.exp(x * factor(given.params))
+        return result
 
     return unit
 

@@ -30,8 +30,8 @@ class Measured:
     """Columns of token counts, a request a row; or the points of one cumulative distribution.
 
     `columns` are one or two: of two the first is the prompt, the second the output. With
-    `cumulative` the one column holds rising token counts, and `cumulative` the share of requests
-    that have at most as many.
+    `cumulative` the one column holds rising token counts from 0, and `cumulative` the share of
+    requests that have at most as many.
     """
 
     columns: tuple[NDArray[np.int64], ...] = field(repr=False)
@@ -78,32 +78,36 @@ def _text(path: str, name: str) -> str:
 def _columns(text: str, where: str) -> Measured:
     import numpy as np
 
-    flat = array("q")
+    flat, lines = array("q"), array("q")
     width = 0
-    first = True
+    header = False
     for number, line in enumerate(io.StringIO(text), 1):
         if line.isspace():
             continue
-        cells = line.split(",")
         try:
-            row = [int(cell) for cell in cells]
-        except ValueError as error:
-            if first and not any(cell.strip().isdecimal() for cell in cells):
-                first = False
-                continue  # a header
+            flat.extend(map(int, line.split(",")))
+        except (ValueError, OverflowError) as error:
+            if not flat and not header and _is_header(line):
+                header = True
+                continue
             raise _wrong(where, f"line {number} holds '{line.strip()[:40]}'") from error
-        first = False
-        if len(row) != (width or len(row)) or len(row) > 2:
-            columns = "1 or 2 columns" if not width else f"{width} like the lines above"
-            raise _wrong(where, f"line {number} has {len(row)} columns, not {columns}")
-        if min(row) < 1 or max(row) > MAX_COUNT:
-            raise _wrong(where, f"line {number}: tokens are counted from 1 to {MAX_COUNT:,}")
-        width = len(row)
-        flat.extend(row)
-    if not flat:
+        lines.append(number)
+        width = width or len(flat)
+        if len(flat) != width * len(lines) or width > 2:
+            columns = "as many columns as the one above" if len(lines) > 1 else "1 or 2 columns"
+            raise _wrong(where, f"line {number} does not have {columns}")
+    if not lines:
         raise _wrong(where, "no line below the header")
     table = np.array(flat, dtype=np.int64).reshape(-1, width)
+    odd = ((table < 1) | (table > MAX_COUNT)).any(axis=1)
+    if odd.any():
+        number = lines[int(odd.argmax())]
+        raise _wrong(where, f"line {number}: tokens are counted from 1 to {MAX_COUNT:,}")
     return Measured(columns=tuple(np.ascontiguousarray(column) for column in table.T))
+
+
+def _is_header(line: str) -> bool:
+    return not any(cell.strip()[:1] in "0123456789+-." for cell in line.split(","))
 
 
 def _points(text: str, where: str) -> Measured:
@@ -128,7 +132,7 @@ def _points(text: str, where: str) -> Measured:
         tokens, share = point
     if share < 1 - 1e-6:
         raise _wrong(where, f"the last share is {share:g}, not 1")
-    table = np.array(points, dtype=np.float64)
+    table = np.array([[0, 0.0], *points], dtype=np.float64)
     return Measured(columns=(table[:, 0].astype(np.int64),), cumulative=table[:, 1] / share)
 
 

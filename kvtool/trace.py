@@ -14,6 +14,7 @@ from kvtool.requests import Requests
 from kvtool.trace_formats import (
     FORMATS,
     KVTOOL,
+    MAX_CLOCK_NS,
     CellError,
     Field,
     Format,
@@ -119,18 +120,16 @@ def _known(
 
 
 def _unknown(where: str, columns: list[str], tried: list[str], is_json: bool) -> KvtoolError:
-    if columns[0].startswith("version https://git-lfs"):
+    if columns and columns[0].startswith("version https://git-lfs"):
         return trace_error(
             f"{where} is not the trace but a pointer of Git LFS to it",
             "fetch the file itself: git lfs pull",
         )
-    kind = "JSONL" if is_json else "CSV"
-    needs = "; ".join(f"{name}: {FORMATS[name].needs()}" for name in tried)
+    needs = "; ".join(f"{name} has {FORMATS[name].needs()}" for name in tried)
+    kind = "JSONL" if is_json else "CSV with a header"
     return trace_error(
         f"{where} is in no known format: its columns are {listed(columns) or '(none)'}",
-        f"as {kind}, with a header, a trace has one of these sets. {needs}"
-        if not is_json
-        else f"as {kind}, a trace has one of these sets of keys. {needs}",
+        f"of the formats in {kind}, {needs}",
     )
 
 
@@ -142,9 +141,9 @@ def _read_lengths(
     timed = arrival is not None
     if arrival is None:
         arrival = replace(prompt, read=lambda _: 0)
-    columns = array("q"), array("q"), array("q")
+    arrivals, prompts, outputs = array("q"), array("q"), array("q")
     start: int | None = None
-    last = line = 0
+    line, last = 0, -MAX_CLOCK_NS
     for line, row in rows:
         try:
             prompt_tokens = prompt.read(row[prompt.key])
@@ -153,7 +152,7 @@ def _read_lengths(
         except (CellError, LookupError):
             _refuse(lines, line, row, fields.values())
         if start is None:
-            start = last = time
+            start = time
         if not -MAX_SPAN_NS <= time - start <= MAX_SPAN_NS:
             what = f"{shown(row[arrival.key])} is more than 18 years from the first arrival"
             lines.fail(f"{arrival.column}: {what}", "correct that line or take it out", line=line)
@@ -164,11 +163,12 @@ def _read_lengths(
         if time < last:
             lines.note("requests earlier than the one before, sorted by arrival", line)
         last = time
-        for column, value in zip(columns, (time, prompt_tokens, output_tokens), strict=True):
-            column.append(value)
-    if not columns[0]:
+        arrivals.append(time)
+        prompts.append(prompt_tokens)
+        outputs.append(output_tokens)
+    if not arrivals:
         raise _nothing(lines, line)
-    return _sorted(*(_numpy(column) for column in columns)), timed
+    return _sorted(_numpy(arrivals), _numpy(prompts), _numpy(outputs)), timed
 
 
 def _nothing(lines: Lines, line: int) -> KvtoolError:
@@ -223,13 +223,14 @@ def _refuse(lines: Lines, line: int, row: Any, fields: Iterable[Field]) -> NoRet
 def _read_kvtool(lines: Lines, rows: Iterator[Row]) -> tuple[Requests, bool]:
     """The requests of kvtool's own format, each at its index, with its arrival as written."""
     columns = {name: array("q") for name in KVTOOL}
+    plan = [(name, field.read, field.default, columns[name]) for name, field in KVTOOL.items()]
     numbers = array("q")
     timed: bool | None = None
     for line, row in rows:
         try:
-            for name, field in KVTOOL.items():
-                value = None if name in row else field.default
-                columns[name].append(field.read(row[name]) if value is None else value)
+            for name, read, default, column in plan:
+                value = default if name not in row else None
+                column.append(read(row[name]) if value is None else value)
         except (CellError, LookupError):
             _refuse(lines, line, row, KVTOOL.values())
         if timed is None:
@@ -247,9 +248,9 @@ def _read_kvtool(lines: Lines, rows: Iterator[Row]) -> tuple[Requests, bool]:
         numbers.append(line)
     done = {name: _numpy(column) for name, column in columns.items()}
     _check_parents(lines, done["parent"], done["arrival_ns"] == -1, numbers)
-    if "priority" not in lines.columns:
+    if not done["priority"].any():
         del done["priority"]
-    if "parent" not in lines.columns:
+    if (done["parent"] == -1).all():
         del done["parent"], done["think_ns"]
     return Requests(**done), bool(timed)
 

@@ -69,19 +69,19 @@ def _first(names: tuple[str, ...]) -> str:
 # The order is that in which a file is tried.
 FORMATS: dict[str, Format] = {
     "azure": Format(
-        source="Azure/AzurePublicDataset (2023 and 2024, CSV)",
+        source="Azure/AzurePublicDataset: data/AzureLLMInferenceTrace_{code,conv}.csv, and those of 2024",
         prompt=("ContextTokens",),
         output=("GeneratedTokens",),
         arrival={"TIMESTAMP": "date"},
     ),
     "burstgpt": Format(
-        source="HPMLL/BurstGPT (CSV)",
+        source="HPMLL/BurstGPT: BurstGPT_1.csv and the others",
         prompt=("Request tokens",),
         output=("Response tokens",),
         arrival={"Timestamp": "s"},
     ),
     "lengths": Format(
-        source="microsoft/vidur, vllm-project/aibrix, casys-kaist/LLMServingSim and others (CSV)",
+        source="many, such as microsoft/vidur: data/processed_traces/*.csv",
         prompt=(
             "prompt_tokens", "prompt_len", "prompt_length", "num_prompt_tokens",
             "num_prefill_tokens", "prefill_tokens", "input_tokens", "input_len", "input_length",
@@ -103,7 +103,7 @@ FORMATS: dict[str, Format] = {
         needs_arrival=False,
     ),
     "bailian": Format(
-        source="alibaba-edu/qwen-bailian-usagetraces-anon (JSONL)",
+        source="alibaba-edu/qwen-bailian-usagetraces-anon: qwen_*_blksz_16.jsonl",
         prompt=("input_length",),
         output=("output_length",),
         arrival={"timestamp": "s"},
@@ -111,14 +111,14 @@ FORMATS: dict[str, Format] = {
         mark="chat_id",
     ),
     "mooncake": Format(
-        source="kvcache-ai/Mooncake (JSONL)",
+        source="kvcache-ai/Mooncake: FAST25-release/traces/*.jsonl",
         prompt=("input_length",),
         output=("output_length",),
         arrival={"timestamp": "ms"},
         is_json=True,
     ),
     "kvtool": Format(
-        source="kvtool's own (JSONL)",
+        source="kvtool itself",
         prompt=("prompt_tokens",),
         output=("output_tokens",),
         arrival={"arrival_ns": "ns"},

@@ -39,8 +39,7 @@ def opened(place: str, stdin: BinaryIO | None) -> Iterator[io.BufferedReader]:
         except (OSError, ValueError) as error:
             raise _unreadable(where, error) from error
         if packed:
-            unpacked = cast(io.RawIOBase, gzip.GzipFile(fileobj=file, mode="rb"))
-            yield io.BufferedReader(unpacked, BUFFER)
+            yield io.BufferedReader(_Unpacked(file), BUFFER)
         else:
             yield file
     finally:
@@ -48,6 +47,21 @@ def opened(place: str, stdin: BinaryIO | None) -> Iterator[io.BufferedReader]:
             file.detach()  # standard input is the caller's to close
         else:
             file.close()
+
+
+class _Unpacked(io.RawIOBase):
+    """gzip data that gives all that it can before it fails: GzipFile.read() drops the last part."""
+
+    def __init__(self, file: io.BufferedReader) -> None:
+        self._gzip = gzip.GzipFile(fileobj=file, mode="rb")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._gzip.read1(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
 
 def printable(place: str) -> str:
@@ -195,14 +209,14 @@ def _csv_rows(lines: Lines) -> Iterator[Row]:
             lines.fail(f"it is not CSV: {why}", "look for a quote that is not closed", line=line)
         if row is None:
             return
-        if not "".join(row).strip() and len(row) < 2:
+        if len(row) < 2 and not "".join(row).strip():
             lines.note("blank lines, skipped", line)
             continue
         if not width:
             width = len(row)
             lines.columns = dict.fromkeys(row, line)
         elif len(row) != width:
-            what = f"it has {len(row):,} cells, and the header has {width:,}"
+            what = f"cells: {len(row):,}, where the header has {width:,}"
             lines.fail(what, "correct that line or take it out", line=line)
         yield line, row
 

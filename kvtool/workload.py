@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     Column = NDArray[np.int64]
 
 CHUNK = 1 << 17
-MAX_RUN_S = 2**32
-"""Seconds that arrivals may span, 136 years: in nanoseconds they stay far inside 64 bits."""
+MAX_RUN_S = 2**27
+"""Seconds that arrivals may span on average, 4 years: no sum of gaps then outgrows 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Workload:
     def __post_init__(self) -> None:
         if self.rate is not None and not self.num_requests <= self.rate * MAX_RUN_S:
             raise usage_error(
-                f"{self.num_requests:,} requests at {self.rate:g} a second take over a century",
+                f"{self.num_requests:,} requests at {self.rate:g} a second take more than 4 years",
                 "raise the rate, or leave it out: then all requests are there at the start",
             )
 

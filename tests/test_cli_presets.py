@@ -36,6 +36,7 @@ def test_without_a_kind_it_counts(capsys):
     assert rows(capsys) == [
         {"kind": "models", "presets": len(catalog.model_presets())},
         {"kind": "gpus", "presets": len(catalog.gpu_presets())},
+        {"kind": "workloads", "presets": len(catalog.workload_presets())},
     ]
     code, out, _ = call(capsys)
     assert code == 0
@@ -63,6 +64,25 @@ def test_the_gpu_table_has_memory_rates_formats_and_the_price_with_its_date(caps
     unknown = next(line for line in out.splitlines() if line.startswith("tpu-v5e "))
     assert "–" in unknown
     assert "0.00" not in unknown
+
+
+def test_a_workload_row_is_the_preset_under_its_name_and_its_aliases(capsys):
+    found = rows(capsys, "workloads")
+    assert [row["id"] for row in found] == [one.id for one in catalog.workload_presets()]
+    paper = next(row for row in found if row["id"] == "vllm-paper")
+    assert rows(capsys, "--show", "vLLM paper") == [paper]
+    assert rows(capsys, "workloads", "--show", "vllm-paper") == [paper]
+    assert (paper["prompt_mean"], paper["output_mean"]) == (161.31, 337.99)
+    assert paper["pool_tokens"] == 12 * 2**30 // (2 * 40 * 5120 * 2)
+    assert paper["rate"] is None
+
+
+def test_the_workload_table_has_lengths_and_pool(capsys):
+    code, out, _ = call(capsys, "workloads")
+    assert code == 0
+    line = next(line for line in out.splitlines() if line.startswith("vllm-paper "))
+    for cell in ("lognormal:sigma=", "161.31", "1,024", "337.99", "–", "15,728", "Kwon et al."):
+        assert cell in line
 
 
 def test_a_model_row_has_its_hub_id_layers_and_maximum(capsys):
@@ -123,7 +143,10 @@ def test_csv_has_a_line_for_each_gpu(capsys):
     ("words", "message", "hint"),
     [
         (["gpu"], "no presets of the kind 'gpu'", "Did you mean gpus?"),
-        (["workload"], "no presets of the kind 'workload'", "models and gpus"),
+        (["workload"], "no presets of the kind 'workload'", "Did you mean workloads?"),
+        (["things"], "no presets of the kind 'things'", "models, gpus, workloads"),
+        (["--show", "chatt"], "no preset is called 'chatt'", "models|gpus|workloads"),
+        (["workloads", "--show", "h100"], "no preset is called 'h100'", "kvtool presets workloads"),
         (["--show", "rtx-4091"], "no preset is called 'rtx-4091'", "rtx-4090"),
         (["models", "--show", "h100"], "no preset is called 'h100'", "kvtool presets models"),
     ],
@@ -140,6 +163,8 @@ def test_what_is_not_there_is_a_usage_error(capsys, words, message, hint):
 
 def test_completion_offers_kinds_and_names():
     assert _complete_kind("g") == ["gpus"]
+    assert _complete_kind("w") == ["workloads"]
+    assert _complete_name("vllm") == ["vllm-paper"]
     assert set(_complete_name("RTX-4")) == {"rtx-4090"}
     assert "h100-pcie" in _complete_name("h100")
 

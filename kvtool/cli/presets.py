@@ -1,4 +1,4 @@
-"""`kvtool presets`: the models and GPUs that kvtool knows by name."""
+"""`kvtool presets`: the models, GPUs and workloads that kvtool knows by name."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def presets(
         str | None,
         typer.Argument(
             metavar="KIND",
-            help="models or gpus; without it, how many there are of each.",
+            help="models, gpus or workloads; without it, how many there are of each.",
             show_default=False,
             autocompletion=_complete_kind,
         ),
@@ -61,7 +61,7 @@ def presets(
     quiet: QuietOpt = False,
     verbose: VerboseOpt = False,
 ) -> None:
-    """What is known: models and GPUs, each with its source."""
+    """What is known: models, GPUs and workloads, each with its source."""
     out = output_from(format, json, output, quiet, verbose)
     if kind is not None:
         _check(kind)
@@ -81,7 +81,7 @@ def _check(kind: str) -> None:
     if kind not in catalog.KINDS:
         raise usage_error(
             f"there are no presets of the kind '{kind}'",
-            f"the kinds are {' and '.join(catalog.KINDS)}.{did_you_mean(kind, catalog.KINDS)}",
+            f"the kinds are {', '.join(catalog.KINDS)}.{did_you_mean(kind, catalog.KINDS)}",
         )
 
 
@@ -92,12 +92,16 @@ def _rows(kind: str | None) -> tuple[Row, ...]:
         )
     if kind == "gpus":
         return tuple(asdict(preset) for preset in catalog.gpu_presets())
+    if kind == "workloads":
+        return tuple(asdict(preset) for preset in catalog.workload_presets())
     return tuple(_model_row(preset) for preset in catalog.model_presets())
 
 
 def _one_row(kind: str, name: str) -> Row:
     if kind == "gpus":
         return asdict(catalog.gpu_preset(name))
+    if kind == "workloads":
+        return asdict(catalog.workload_preset(name))
     preset = catalog.model_preset(name)
     assert preset is not None  # its text was found by the same lookup
     return {**_model_row(preset), "config": preset.config}

@@ -20,6 +20,11 @@ def compiled(function: _Function) -> _Function:
         return numba.njit(**_OPTIONS)(function)  # type: ignore[no-any-return]
 
 
+def part(function: _Function) -> _Function:
+    """A part of compiled functions: Python cannot call it, which halves the time to compile it."""
+    return numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)(function)  # type: ignore[no-any-return]
+
+
 def must_compile(function: Callable[..., Any]) -> bool:
     """Whether no machine code of a compiled function is on disk yet."""
     place = getattr(getattr(function, "_cache", None), "cache_path", None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtool.sim.jit import compiled
+from kvtool.sim.jit import compiled, part
 from kvtool.sim.lists import (
     append_running, computed_now, forget, joins_decoding, leaves_decoding, remind,
     remove_running,
@@ -18,7 +18,7 @@ from kvtool.sim.memory import ALLOCATORS, SMALLEST_REGION
 from kvtool.sim.record import note_step, note_token
 from kvtool.sim.regions import extend, move, order_of, place, release
 from kvtool.sim.settings import ABORTED, CUT, DONE
-from kvtool.sim.state import CALENDAR, NONE, STEPS_KEPT, State
+from kvtool.sim.state import CALENDAR, NONE, STEPS_KEPT, Records, State
 
 PAGED, MAX, POW2, ORACLE, GROW = (
     ALLOCATORS.index(name) for name in ("paged", "max", "pow2", "oracle", "grow")
@@ -27,36 +27,34 @@ ALL_DONE, MORE_REQUESTS, FULL, PAUSED = range(4)
 
 
 @compiled
-def advance(
-    s: State, arrival: Any, prompt: Any, output: Any, index: Any, last: bool, steps: int
-) -> int:
+def advance(s: State, queue: Records, last: bool, steps: int) -> int:
     """Run until all is done, requests run short, a buffer is full or so many steps are made.
 
     The requests are in the order of arrival and none is one that the front end rejects; `last`: no
     more will come. `run.head` is the first that was never admitted.
     """
-    run = s.run[0]
+    run = s.run
     for _ in range(steps):
-        if not last and len(arrival) - run.head <= run.max_running:
+        if not last and len(queue) - run.head <= run.max_running:
             return MORE_REQUESTS
         if run.running + run.preempted == 0:
-            if run.head >= len(arrival):
+            if run.head >= len(queue):
                 return ALL_DONE
-            run.clock = max(run.clock, arrival[run.head])
-        while run.arrived < len(arrival) and arrival[run.arrived] <= run.clock:
+            run.clock = max(run.clock, queue[run.head].arrival_ns)
+        while run.arrived < len(queue) and queue[run.arrived].arrival_ns <= run.clock:
             run.arrived += 1
-        if len(s.per_step) and max(run.steps_kept, run.gaps_kept + run.running) >= STEPS_KEPT:
+        if len(s.steps) and max(run.steps_kept, run.gaps_kept + run.running) >= STEPS_KEPT:
             return FULL
-        step(s, prompt, output, index, last)
+        step(s, queue, last)
         if run.stopped:
             return ALL_DONE
     return PAUSED
 
 
-@compiled
-def step(s: State, prompt: Any, output: Any, index: Any, last: bool) -> None:
+@part
+def step(s: State, queue: Records, last: bool) -> None:
     """One call of the scheduler, its clock, and its output."""
-    run = s.run[0]
+    run = s.run
     measured = run.done + run.aborted >= run.warm_up
     before = run.preemptions
     crowd = run.running + run.preempted + run.arrived - run.head
@@ -74,42 +72,42 @@ def step(s: State, prompt: Any, output: Any, index: Any, last: bool) -> None:
     decoded = run.decoding - skipped
     scheduled, batch = decoded, decoded
     for place_in_list in range(run.prefilling):
-        line = s.lines[s.prefilling[place_in_list]]
+        line = s.lines[s.lines[place_in_list].prefilling]
         line.computed += line.chunk
         scheduled += line.chunk
         batch += line.chunk > 0
         if line.chunk == 0:
             unseen += line.computed
         if run.allocator == PAGED:
-            set_pad(s, s.prefilling[place_in_list], line.computed)
+            set_pad(s, s.lines[place_in_list].prefilling, line.computed)
     blocked = True
     if not preempted:
         first_new = run.prefilling
-        blocked = admit(s, prompt, output, index, run.token_budget - scheduled, crowd)
+        blocked = admit(s, queue, run.token_budget - scheduled, crowd)
         for place_in_list in range(first_new, run.prefilling):
-            scheduled += s.lines[s.prefilling[place_in_list]].chunk
+            scheduled += s.lines[s.lines[place_in_list].prefilling].chunk
         batch += run.prefilling - first_new
     run.tokens += scheduled
     context = run.tokens - unseen
     run.scheduled += scheduled
     run.clock += run.base_ns + run.token_ns * scheduled + run.context_ns * context
     waiting = run.preempted + run.arrived - run.head
-    measured = measured and (waiting > 0 or run.head < len(prompt) or not last)
+    measured = measured and (waiting > 0 or run.head < len(queue) or not last)
     note_step(s, measured, blocked, scheduled, batch, waiting, context, decoded)
     finish_due(s)
     output_of_prefills(s)
     if scheduled == 0 and not preempted:
-        stall(s, prompt, output, index)
+        stall(s, queue)
     run.step += 1
 
 
-@compiled
+@part
 def plan_chunks(s: State, crowd: int) -> int:
     """R2 and R3: the tokens of each prefill in this step. How many that decode get no token."""
-    run = s.run[0]
+    run = s.run
     wanted = run.decoding
     for place_in_list in range(run.prefilling):
-        line = s.lines[s.prefilling[place_in_list]]
+        line = s.lines[s.lines[place_in_list].prefilling]
         line.chunk = threshold(s, line.prompt + line.generated - line.computed, crowd)
         wanted += line.chunk
     if wanted <= run.token_budget:
@@ -129,10 +127,10 @@ def plan_chunks(s: State, crowd: int) -> int:
     return skipped
 
 
-@compiled
+@part
 def threshold(s: State, tokens: int, crowd: int) -> int:
     """R3: a long prefill is cut unless its request is the only one."""
-    run = s.run[0]
+    run = s.run
     if run.threshold <= 0 or crowd <= 1:
         return tokens
     if run.adaptive:
@@ -140,61 +138,61 @@ def threshold(s: State, tokens: int, crowd: int) -> int:
     return min(tokens, run.threshold)
 
 
-@compiled
+@part
 def blocks_for(s: State, tokens: int) -> int:
     """Blocks that hold so many tokens."""
-    return (tokens + s.run[0].block_size - 1) // s.run[0].block_size
+    return (tokens + s.run.block_size - 1) // s.run.block_size
 
 
-@compiled
+@part
 def blocks_needed(s: State, at: int) -> int:
     """Blocks that a running request asks for in this step."""
-    run, line = s.run[0], s.lines[at]
+    run, line = s.run, s.lines[at]
     if line.since < 0:
         return blocks_for(s, line.computed + line.chunk) - blocks_for(s, line.computed)
     asks = line.skipped != run.step and (line.since - line.computed - run.step) % run.block_size == 0
     return 1 if asks else 0
 
 
-@compiled
+@part
 def take_blocks(s: State, skipped: int) -> None:
     """R4 and R5: preempt from the end until what is left fits, then take the blocks of all.
 
     vLLM goes through the requests in order and preempts the last one when a block is missing. Who is
     left in the end is the same: the longest beginning of the list whose needs can be met.
     """
-    run = s.run[0]
-    needed = s.phases[run.step % run.block_size]
+    run = s.run
+    needed = s.marks[CALENDAR + run.step % run.block_size]
     if skipped:
         needed, at = 0, run.first
         while at >= 0:
             needed += blocks_needed(s, at) if s.lines[at].since >= 0 else 0
             at = s.lines[at].next
     for place_in_list in range(run.prefilling):
-        needed += blocks_needed(s, s.prefilling[place_in_list])
+        needed += blocks_needed(s, s.lines[place_in_list].prefilling)
     while needed > run.num_blocks - run.held // run.block_size:
         needed -= blocks_needed(s, run.last)
         preempt(s, run.last)
     run.held += needed * run.block_size
 
 
-@compiled
+@part
 def grow_regions(s: State) -> None:
     """The regions that are full, in the order of admission; who finds no hole preempts from the end."""
-    run = s.run[0]
-    count, at = 0, s.calendar[run.step & (CALENDAR - 1)]
+    run = s.run
+    count, at = 0, s.marks[run.step & (CALENDAR - 1)]
     while at >= 0:
         line = s.lines[at]
         if line.due == run.step and computed_now(s, at) == line.room and line.skipped != run.step:
             place_in_list = count
-            while place_in_list and s.lines[s.due[place_in_list - 1]].stamp > line.stamp:
-                s.due[place_in_list] = s.due[place_in_list - 1]
+            while place_in_list and s.lines[s.lines[place_in_list - 1].growing].stamp > line.stamp:
+                s.lines[place_in_list].growing = s.lines[place_in_list - 1].growing
                 place_in_list -= 1
-            s.due[place_in_list] = at
+            s.lines[place_in_list].growing = at
             count += 1
         at = line.later
     for place_in_list in range(count):
-        at = s.due[place_in_list]
+        at = s.lines[place_in_list].growing
         line = s.lines[at]
         if line.since < 0:  # preempted by one before it
             continue
@@ -209,10 +207,10 @@ def grow_regions(s: State) -> None:
             remind(s, at)
 
 
-@compiled
+@part
 def preempt(s: State, at: int) -> None:
     """R5: its memory is free at once; it waits in front, to be computed anew or swapped in again."""
-    run, line = s.run[0], s.lines[at]
+    run, line = s.run, s.lines[at]
     tokens, blocks = computed_now(s, at), 0
     if line.since >= 0:
         line.last_ns = run.clock
@@ -235,20 +233,20 @@ def preempt(s: State, at: int) -> None:
         run.swapped += blocks
     else:
         run.recomputed += tokens
-    s.preempted[run.preempted] = at
+    s.lines[run.preempted].preempted = at
     run.preempted += 1
     run.preemptions += 1
-    if len(s.per_request):
-        s.per_request[line.index].num_preemptions += 1
+    if len(s.outcomes):
+        s.outcomes[line.index].num_preemptions += 1
     total = line.prompt + line.generated
     if run.running == 0 and not run.full_check and run.allocator == PAGED and total > run.num_slots:
         abort_preempted(s)  # vLLM would compute and preempt it for ever
 
 
-@compiled
+@part
 def delay_skipped(s: State) -> int:
     """Who got no token does one step later what it was to do. The tokens that they hold."""
-    run = s.run[0]
+    run = s.run
     run.skipped, tokens, at = 0, 0, run.first
     while at >= 0:
         line = s.lines[at]
@@ -262,11 +260,11 @@ def delay_skipped(s: State) -> int:
     return tokens
 
 
-@compiled
+@part
 def note_last_blocks(s: State) -> None:
     """Who took its last block in this step holds slots from now on that it will never use."""
-    run = s.run[0]
-    at = s.calendar[run.step & (CALENDAR - 1)]
+    run = s.run
+    at = s.marks[run.step & (CALENDAR - 1)]
     while at >= 0:
         line = s.lines[at]
         later = line.later
@@ -277,25 +275,25 @@ def note_last_blocks(s: State) -> None:
         at = later
 
 
-@compiled
+@part
 def set_pad(s: State, at: int, tokens: int) -> None:
     """The slots of so many tokens' blocks that are beyond the last token of the request."""
-    run, line = s.run[0], s.lines[at]
+    run, line = s.run, s.lines[at]
     pad = max(0, blocks_for(s, tokens) * run.block_size - line.final)
     run.internal += pad - line.pad
     line.pad = pad
 
 
-@compiled
-def admit(s: State, prompt: Any, output: Any, index: Any, budget: int, crowd: int) -> bool:
+@part
+def admit(s: State, queue: Records, budget: int, crowd: int) -> bool:
     """R7 to R9: from the head of the queue until something fails. Whether memory failed."""
-    run = s.run[0]
+    run = s.run
     while budget > 0 and run.running < run.max_running:
         resumed = run.preempted > 0
         if resumed:
-            at = s.preempted[run.preempted - 1]
+            at = s.lines[run.preempted - 1].preempted
         elif run.head < run.arrived:
-            at = new_line(s, prompt[run.head], output[run.head], index[run.head])
+            at = new_line(s, queue[run.head])
         else:
             return False
         line = s.lines[at]
@@ -318,33 +316,33 @@ def admit(s: State, prompt: Any, output: Any, index: Any, budget: int, crowd: in
         line.chunk = tokens
         budget -= tokens
         append_running(s, at)
-        s.prefilling[run.prefilling] = at
+        s.lines[run.prefilling].prefilling = at
         run.prefilling += 1
         if run.allocator == PAGED:
             set_pad(s, at, line.computed)
-        if len(s.per_request) and s.per_request[line.index].admit_step < 0:
-            s.per_request[line.index].admit_step = run.step
+        if len(s.outcomes) and s.outcomes[line.index].admit_step < 0:
+            s.outcomes[line.index].admit_step = run.step
     return False
 
 
-@compiled
-def new_line(s: State, prompt: int, output: int, index: int) -> int:
+@part
+def new_line(s: State, request: Any) -> int:
     """The line that the head of the queue gets if it is admitted."""
-    run = s.run[0]
-    at = s.free_lines[run.free_lines - 1]
+    run = s.run
+    at = s.lines[run.free_lines - 1].free
     line = s.lines[at]
-    line.index, line.prompt, line.output = index, prompt, output
-    line.limit = min(output, run.max_model_len - prompt)
-    line.final = prompt + line.limit - 1
+    line.index, line.prompt, line.output = request.index, request.prompt, request.output
+    line.limit = min(line.output, run.max_model_len - line.prompt)
+    line.final = line.prompt + line.limit - 1
     line.since = line.skipped = line.last_ns = line.room = line.address = NONE
     line.computed = line.generated = line.chunk = line.pad = line.on_cpu = 0
     return at
 
 
-@compiled
+@part
 def take_memory(s: State, at: int, tokens: int) -> bool:
     """Room for the first tokens of a request, if the allocator lets it in."""
-    run, line = s.run[0], s.lines[at]
+    run, line = s.run, s.lines[at]
     total = line.prompt + line.generated
     if run.allocator != PAGED:
         return place(s, reservation(s, at, total), at) >= 0
@@ -356,10 +354,10 @@ def take_memory(s: State, at: int, tokens: int) -> bool:
     return True
 
 
-@compiled
+@part
 def reservation(s: State, at: int, total: int) -> int:
     """Slots that a contiguous allocator asks for: kvtool.sim.memory.reservation."""
-    run, line = s.run[0], s.lines[at]
+    run, line = s.run, s.lines[at]
     if run.allocator == MAX:
         return run.max_model_len
     if run.allocator == POW2:
@@ -369,11 +367,11 @@ def reservation(s: State, at: int, total: int) -> int:
     return min(max(SMALLEST_REGION, 1 << order_of(total + 1)), run.max_model_len)
 
 
-@compiled
+@part
 def finish_due(s: State) -> None:
     """R14 for those that decode: who has its last token in this step leaves."""
-    run = s.run[0]
-    at = s.calendar[run.step & (CALENDAR - 1)]
+    run = s.run
+    at = s.marks[run.step & (CALENDAR - 1)]
     while at >= 0:
         line = s.lines[at]
         later = line.later
@@ -384,16 +382,16 @@ def finish_due(s: State) -> None:
         at = later
 
 
-@compiled
+@part
 def output_of_prefills(s: State) -> None:
     """R14 for those that had prompt left: who has computed it all gets a token, and decodes on."""
-    run = s.run[0]
+    run = s.run
     kept = 0
     for place_in_list in range(run.prefilling):
-        at = s.prefilling[place_in_list]
+        at = s.lines[place_in_list].prefilling
         line = s.lines[at]
         if line.computed < line.prompt + line.generated:
-            s.prefilling[kept] = at
+            s.lines[kept].prefilling = at
             kept += 1
             continue
         line.generated += 1
@@ -405,10 +403,10 @@ def output_of_prefills(s: State) -> None:
     run.prefilling = kept
 
 
-@compiled
+@part
 def finish(s: State, at: int) -> None:
     """The request has all its tokens; its line is free."""
-    run, line = s.run[0], s.lines[at]
+    run, line = s.run, s.lines[at]
     cut = line.limit < line.output
     run.done += 1
     run.cut += cut
@@ -422,26 +420,26 @@ def finish(s: State, at: int) -> None:
     end(s, at, CUT if cut else DONE)
 
 
-@compiled
+@part
 def end(s: State, at: int, status: int) -> None:
     """Tell what became of a request."""
-    run, line = s.run[0], s.lines[at]
-    s.free_lines[run.free_lines] = at
+    run, line = s.run, s.lines[at]
+    s.lines[run.free_lines].free = at
     run.free_lines += 1
-    if len(s.per_request):
-        told = s.per_request[line.index]
+    if len(s.outcomes):
+        told = s.outcomes[line.index]
         told.finish_step, told.finish_ns = run.step, run.clock
         told.generated, told.status = line.generated, status
 
 
-@compiled
-def stall(s: State, prompt: Any, output: Any, index: Any) -> None:
+@part
+def stall(s: State, queue: Records) -> None:
     """R18: nothing will change, because the head never fits: it is aborted, or the run ends."""
-    run = s.run[0]
+    run = s.run
     if run.preempted > 0:
         abort_preempted(s)
     elif run.aborts:
-        at = new_line(s, prompt[run.head], output[run.head], index[run.head])
+        at = new_line(s, queue[run.head])
         run.head += 1
         run.free_lines -= 1
         run.aborted += 1
@@ -450,15 +448,15 @@ def stall(s: State, prompt: Any, output: Any, index: Any) -> None:
         run.stopped = 1
 
 
-@compiled
+@part
 def abort_preempted(s: State) -> None:
     """The same for a head that has run before."""
-    run = s.run[0]
+    run = s.run
     if not run.aborts:
         run.stopped = 1
         return
     run.preempted -= 1
-    at = s.preempted[run.preempted]
+    at = s.lines[run.preempted].preempted
     run.cpu_used -= s.lines[at].on_cpu
     run.aborted += 1
     end(s, at, ABORTED)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtool.sim.jit import compiled
+from kvtool.sim.jit import part
 from kvtool.sim.state import POINTS, State
 
 
-@compiled
+@part
 def note_step(
     s: State,
     measured: bool,
@@ -20,7 +20,7 @@ def note_step(
     decoded: int,
 ) -> None:
     """A step, seen after scheduling and before its output is processed."""
-    run = s.run[0]
+    run = s.run
     run.peak = max(run.peak, run.running)
     add_to_sums(s, s.sums[0], blocked)
     if measured:
@@ -29,19 +29,19 @@ def note_step(
     if point == POINTS:
         halve_series(s)
         point = run.step // run.width
-    add_to_sums(s, s.series[point], blocked)
-    if len(s.per_step):
-        told = s.per_step[run.steps_kept]
+    add_to_sums(s, s.sums[2 + point], blocked)
+    if len(s.steps):
+        told = s.steps[run.steps_kept]
         told.scheduled_tokens, told.batch, told.running = scheduled, batch, run.running
         told.waiting, told.held, told.context_tokens = waiting, run.held, context
         told.end_ns, told.decoded = run.clock, decoded
         run.steps_kept += 1
 
 
-@compiled
+@part
 def add_to_sums(s: State, sums: Any, blocked: bool) -> None:
     """Slots of the pool by what they are in this step."""
-    run = s.run[0]
+    run = s.run
     free = run.num_slots - run.held
     sums.steps += 1
     sums.tokens += run.tokens
@@ -55,11 +55,11 @@ def add_to_sums(s: State, sums: Any, blocked: bool) -> None:
         sums.idle += free
 
 
-@compiled
+@part
 def halve_series(s: State) -> None:
     """Each two points become one of twice the steps."""
     for point in range(POINTS // 2):
-        one, two, sums = s.series[2 * point], s.series[2 * point + 1], s.series[point]
+        one, two, sums = s.sums[2 + 2 * point], s.sums[2 + 2 * point + 1], s.sums[2 + point]
         sums.steps = one.steps + two.steps
         sums.tokens = one.tokens + two.tokens
         sums.reserved = one.reserved + two.reserved
@@ -69,21 +69,21 @@ def halve_series(s: State) -> None:
         sums.running = one.running + two.running
         sums.held = one.held + two.held
     for point in range(POINTS // 2, POINTS):
-        sums = s.series[point]
+        sums = s.sums[2 + point]
         sums.steps = sums.tokens = sums.reserved = sums.internal = sums.external = 0
         sums.idle = sums.running = sums.held = 0
-    s.run[0].width *= 2
+    s.run.width *= 2
 
 
-@compiled
+@part
 def note_token(s: State, at: int) -> None:
     """The first token after a prefill: the request's first, or the first since it was preempted."""
-    run, line = s.run[0], s.lines[at]
-    if len(s.per_request) == 0:
+    run, line = s.run, s.lines[at]
+    if len(s.outcomes) == 0:
         return
     if line.last_ns >= 0:
-        s.gaps[run.gaps_kept] = run.clock - line.last_ns
+        s.steps[run.gaps_kept].gap = run.clock - line.last_ns
         run.gaps_kept += 1
-    told = s.per_request[line.index]
+    told = s.outcomes[line.index]
     if told.first_token_step < 0:
         told.first_token_step, told.first_token_ns = run.step, run.clock

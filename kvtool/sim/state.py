@@ -27,7 +27,7 @@ STEPS_KEPT = 1 << 16
 
 
 def _record(names: str) -> np.dtype[np.void]:
-    return np.dtype([(name, np.int64) for name in names.split()])
+    return np.dtype([(name, np.int64) for name in names.split()], align=True)
 
 
 RUN = _record(
@@ -54,9 +54,12 @@ LINE = _record(
     " address room above below"
     # `pad`: slots held that it will never use
     " pad on_cpu last_ns"
+    # The same place of every line is one of a list: stacks of lines, and lines by their order.
+    " free preempted prefilling growing"
 )
+QUEUE = _record("arrival_ns prompt output index")
 SUMS = _record("steps tokens reserved internal external idle running held")
-STEP = _record("scheduled_tokens batch running waiting held context_tokens end_ns decoded")
+STEP = _record("scheduled_tokens batch running waiting held context_tokens end_ns decoded gap")
 REQUEST = _record(
     "admit_step first_token_step finish_step first_token_ns finish_ns num_preemptions generated"
     " status"
@@ -64,28 +67,22 @@ REQUEST = _record(
 
 
 class State(NamedTuple):
-    """Everything that a run knows, so that it can pause and go on."""
+    """Everything that a run knows, so that it can pause and go on.
+
+    Few arrays, because each is several arguments of every compiled function: what is a list of its
+    own has a column (`free`, `preempted`, `prefilling`, `growing` of the lines; `gap` of the steps).
+    """
 
     run: Records
     lines: Records
-    free_lines: Any
-    preempted: Any
-    """A stack of lines: who was preempted last is admitted first."""
-    prefilling: Any
-    """Lines with prompt left to compute, in the order of admission."""
-    phases: Any
-    """How many decoding requests need a block in the steps of each remainder modulo block_size."""
-    calendar: Any
-    due: Any
+    marks: Any
+    """CALENDAR buckets; then how many decoding requests need a block in the steps of each remainder."""
     holes: Any
-    """Buddy: addresses of the free regions of each power of two, `num_holes` of them."""
-    num_holes: Any
+    """Buddy: for each power of two the number of free regions, and their addresses."""
     sums: Records
-    """Over all steps, and over those of the window."""
-    series: Records
-    per_step: Records
-    per_request: Records
-    gaps: Any
+    """Over all steps, over those of the window, and POINTS of the series over time."""
+    outcomes: Records
+    steps: Records
 
 
 def new_state(
@@ -93,56 +90,50 @@ def new_state(
 ) -> State:
     """A run that has not begun. If requests are recorded one by one, so is every step."""
     most = min(settings.max_running, settings.num_slots)
+    lines = _records(LINE, most, NONE)
+    lines["free"] = np.arange(most)[::-1]
+    marks = np.zeros(CALENDAR + settings.block_size, np.int64)
+    marks[:CALENDAR] = NONE
     orders = settings.num_slots.bit_length()
-    kept = STEPS_KEPT if num_recorded else 0
-    state = State(
-        run=_run_record(allocator, where, settings, warm_up, most),
-        lines=_records(LINE, most, NONE),
-        free_lines=np.arange(most, dtype=np.int64)[::-1].copy(),
-        preempted=np.zeros(most, np.int64),
-        prefilling=np.zeros(most, np.int64),
-        phases=np.zeros(settings.block_size, np.int64),
-        calendar=np.full(CALENDAR, NONE, np.int64),
-        due=np.zeros(most, np.int64),
-        holes=np.zeros((orders, most + 4), np.int64),
-        num_holes=np.zeros(orders, np.int64),
-        sums=_records(SUMS, 2, 0),
-        series=_records(SUMS, POINTS, 0),
-        per_step=_records(STEP, kept, 0),
-        per_request=_records(REQUEST, num_recorded, NONE, zero=("num_preemptions", "generated")),
-        gaps=np.zeros(kept, np.int64),
-    )
+    holes = np.zeros((orders, most + 5), np.int64)
     address = 0
     for order in reversed(range(orders)):
         if settings.num_slots >> order & 1:
-            state.holes[order, 0] = address
-            state.num_holes[order] = 1
+            holes[order, :2] = 1, address
             address += 1 << order
-    return state
+    return State(
+        run=_run_record(allocator, where, settings, warm_up, most),
+        lines=lines,
+        marks=marks,
+        holes=holes,
+        sums=_records(SUMS, 2 + POINTS, 0),
+        outcomes=_records(REQUEST, num_recorded, NONE, zero=("num_preemptions", "generated")),
+        steps=_records(STEP, STEPS_KEPT if num_recorded else 0, 0),
+    )
 
 
 def _run_record(
     allocator: str, where: str, settings: Settings, warm_up: int, most: int
 ) -> Records:
-    run = _records(RUN, 1, 0)
-    run[0].allocator = ALLOCATORS.index(allocator)
-    run[0].placement = PLACEMENTS.index(where) if where else 0
+    run = _records(RUN, 1, 0)[0]
+    run.allocator = ALLOCATORS.index(allocator)
+    run.placement = PLACEMENTS.index(where) if where else 0
     for name in (
         "num_slots", "num_blocks", "block_size", "max_model_len", "max_running", "token_budget",
         "max_batched_tokens", "chunked_prefill", "watermark_blocks", "cpu_blocks",
     ):  # fmt: skip
-        run[0][name] = getattr(settings, name)
-    run[0].full_check = settings.reserve_full_prompt
-    run[0].threshold = settings.long_prefill_threshold
-    run[0].adaptive = settings.long_prefill_adaptive
-    run[0].swaps = settings.preemption == SWAP
-    run[0].aborts = settings.on_stall == ABORT_HEAD
+        run[name] = getattr(settings, name)
+    run.full_check = settings.reserve_full_prompt
+    run.threshold = settings.long_prefill_threshold
+    run.adaptive = settings.long_prefill_adaptive
+    run.swaps = settings.preemption == SWAP
+    run.aborts = settings.on_stall == ABORT_HEAD
     for name in ("base_ns", "token_ns", "context_ns"):
-        run[0][name] = getattr(settings.step_time, name)
-    run[0].warm_up = warm_up
-    run[0].first = run[0].last = run[0].first_region = NONE
-    run[0].free_lines = most
-    run[0].width = 1
+        run[name] = getattr(settings.step_time, name)
+    run.warm_up = warm_up
+    run.first = run.last = run.first_region = NONE
+    run.free_lines = most
+    run.width = 1
     return run
 
 

@@ -27,6 +27,14 @@ def view(run: Run) -> View:
                 "A price is one on-demand example of its day, not a quote.",
             ),
         )
+    if kind == "workloads":
+        return View(
+            tables=(_workloads(run.rows),),
+            sentences=(
+                "– : the preset does not say; without a rate, all requests are there at the start.",
+                "Lengths are in tokens, each mean is that after the cut at the cap.",
+            ),
+        )
     return View(
         tables=(
             Table(
@@ -79,6 +87,33 @@ def _gpus(rows: tuple[Row, ...]) -> Table:
             for row in rows
         ),
         right=frozenset({"nominal", "usable GiB", "GB/s", "bf16 TFLOPS", "fp8 TFLOPS", "$/h"}),
+    )  # fmt: skip
+
+
+def _workloads(rows: tuple[Row, ...]) -> Table:
+    return Table(
+        columns=(
+            "name", "prompts", "mean prompt", "prompt cap", "outputs", "mean output", "output cap",
+            "requests/s", "pool tokens", "source",
+        ),
+        rows=tuple(
+            (
+                row["id"],
+                row["prompt_dist"],
+                _number(row["prompt_mean"]),
+                _number(row["prompt_cap"]),
+                row["output_dist"],
+                _number(row["output_mean"]),
+                _number(row["output_cap"]),
+                _number(row["rate"]),
+                _number(row["pool_tokens"]),
+                _shortened(row["source"]),
+            )
+            for row in rows
+        ),
+        right=frozenset(
+            {"mean prompt", "prompt cap", "mean output", "output cap", "requests/s", "pool tokens"}
+        ),
     )  # fmt: skip
 
 
