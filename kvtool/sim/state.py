@@ -7,27 +7,33 @@ Every field is an int64; NONE stands for "no line" and "not yet".
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from kvtool.sim.memory import ALLOCATORS, PLACEMENTS
 from kvtool.sim.settings import ABORT_HEAD, SWAP, Settings
 
-Records = Any
-"""A numpy record array, which numba reads by attribute."""
+Run: TypeAlias = Any
+Lines: TypeAlias = Any
+Records: TypeAlias = Any
+"""A numpy record and arrays of records, which numba reads by attribute."""
 
 NONE = -1
 CALENDAR = 4096
 """Buckets of the calendar: a power of two; what is due later waits in its bucket for its lap."""
+LARGEST_BLOCK = 1 << 16
+ORDERS = 48
+"""Powers of two up to the largest pool."""
 POINTS = 1024
 """Points of the series over time; when they are full, each two become one."""
 STEPS_KEPT = 1 << 16
 """Steps and gaps that are kept before they are handed over."""
 
 
-def _record(names: str) -> np.dtype[np.void]:
-    return np.dtype([(name, np.int64) for name in names.split()], align=True)
+def _record(names: str, *arrays: tuple[str, int]) -> np.dtype[np.void]:
+    fields: list[Any] = [(name, np.int64) for name in names.split()]
+    return np.dtype(fields + [(name, np.int64, (size,)) for name, size in arrays], align=True)
 
 
 RUN = _record(
@@ -43,6 +49,13 @@ RUN = _record(
     # sums over the run
     " done cut aborted preemptions recomputed swapped copied scheduled generated peak stopped"
     " steps_kept gaps_kept width skipped skips"
+    # lists of this step, kept in the columns of the lines
+    " ended gaps",
+    ("calendar", CALENDAR),
+    # how many decoding requests need a block in the steps of each remainder modulo block_size
+    ("phases", LARGEST_BLOCK),
+    # buddy: how many regions of each power of two are free
+    ("num_holes", ORDERS),
 )
 LINE = _record(
     "index prompt limit output final"
@@ -54,13 +67,17 @@ LINE = _record(
     " address room above below"
     # `pad`: slots held that it will never use
     " pad on_cpu last_ns"
-    # The same place of every line is one of a list: stacks of lines, and lines by their order.
-    " free preempted prefilling growing"
+    # what is told when it ends
+    " admit_step first_token_step first_token_ns num_preemptions status"
+    # Lists, a place a line: stacks of lines, lines by their order, and what this step has to tell.
+    " free preempted prefilling growing ended gap",
+    # buddy: the addresses of the free regions of each power of two
+    ("holes", ORDERS),
 )
 QUEUE = _record("arrival_ns prompt output index")
 SUMS = _record("steps tokens reserved internal external idle running held")
 STEP = _record("scheduled_tokens batch running waiting held context_tokens end_ns decoded gap")
-REQUEST = _record(
+OUTCOME = _record(
     "admit_step first_token_step finish_step first_token_ns finish_ns num_preemptions generated"
     " status"
 )
@@ -69,16 +86,12 @@ REQUEST = _record(
 class State(NamedTuple):
     """Everything that a run knows, so that it can pause and go on.
 
-    Few arrays, because each is several arguments of every compiled function: what is a list of its
-    own has a column (`free`, `preempted`, `prefilling`, `growing` of the lines; `gap` of the steps).
+    Two records do the work, because every array is several arguments of every compiled function:
+    lists have a column of the lines (`free`, `preempted`, `prefilling`, ...).
     """
 
-    run: Records
-    lines: Records
-    marks: Any
-    """CALENDAR buckets; then how many decoding requests need a block in the steps of each remainder."""
-    holes: Any
-    """Buddy: for each power of two the number of free regions, and their addresses."""
+    run: Run
+    lines: Lines
     sums: Records
     """Over all steps, over those of the window, and POINTS of the series over time."""
     outcomes: Records
@@ -90,24 +103,20 @@ def new_state(
 ) -> State:
     """A run that has not begun. If requests are recorded one by one, so is every step."""
     most = min(settings.max_running, settings.num_slots)
-    lines = _records(LINE, most, NONE)
-    lines["free"] = np.arange(most)[::-1]
-    marks = np.zeros(CALENDAR + settings.block_size, np.int64)
-    marks[:CALENDAR] = NONE
-    orders = settings.num_slots.bit_length()
-    holes = np.zeros((orders, most + 5), np.int64)
+    lines = _records(LINE, most + 4, NONE)
+    lines["free"][:most] = np.arange(most)[::-1]
+    run = _run_record(allocator, where, settings, warm_up, most)
     address = 0
-    for order in reversed(range(orders)):
+    for order in reversed(range(settings.num_slots.bit_length())):
         if settings.num_slots >> order & 1:
-            holes[order, :2] = 1, address
+            run["num_holes"][order] = 1
+            lines["holes"][0, order] = address
             address += 1 << order
     return State(
-        run=_run_record(allocator, where, settings, warm_up, most),
+        run=run,
         lines=lines,
-        marks=marks,
-        holes=holes,
         sums=_records(SUMS, 2 + POINTS, 0),
-        outcomes=_records(REQUEST, num_recorded, NONE, zero=("num_preemptions", "generated")),
+        outcomes=_records(OUTCOME, num_recorded, NONE, zero=("num_preemptions", "generated")),
         steps=_records(STEP, STEPS_KEPT if num_recorded else 0, 0),
     )
 
@@ -131,6 +140,7 @@ def _run_record(
     for name in ("base_ns", "token_ns", "context_ns"):
         run[name] = getattr(settings.step_time, name)
     run.warm_up = warm_up
+    run["calendar"][:] = NONE
     run.first = run.last = run.first_region = NONE
     run.free_lines = most
     run.width = 1
@@ -140,7 +150,7 @@ def _run_record(
 def _records(
     dtype: np.dtype[np.void], count: int, value: int, *, zero: Iterable[str] = ()
 ) -> Records:
-    records = np.full(count * len(dtype), value, np.int64).view(dtype).view(np.recarray)
+    records = np.full(count * dtype.itemsize // 8, value, np.int64).view(dtype).view(np.recarray)
     for name in zero:
         records[name] = 0
     return records
