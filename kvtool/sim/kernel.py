@@ -16,7 +16,7 @@ from kvtool.sim.lists import (
 )  # fmt: skip
 from kvtool.sim.memory import ALLOCATORS, SMALLEST_REGION
 from kvtool.sim.record import note_step, note_token, tell
-from kvtool.sim.regions import extend, move, order_of, place, release
+from kvtool.sim.regions import grow_in_place, place, power_of_two, release
 from kvtool.sim.settings import ABORTED, CUT, DONE
 from kvtool.sim.state import CALENDAR, NONE, STEPS_KEPT, Lines, Records, Run, State
 
@@ -30,96 +30,96 @@ ALL_DONE, MORE_REQUESTS, FULL, PAUSED = range(4)
 def advance(s: State, queue: Records, last: bool, most_steps: int) -> int:
     """Run until all is done, requests run short, a buffer is full or so many steps are made.
 
-    The requests are in the order of arrival and none is one that the front end rejects; `last`: no
-    more will come. `run.head` is the first that was never admitted.
+    The queue is in the order of arrival and has no request that the front end rejects; `last`: no
+    more will come. `run.head` is its first request that was never admitted.
     """
-    run = s.run
+    run, lines = s.run, s.lines
     for _ in range(most_steps):
         if not last and len(queue) - run.head <= run.max_running:
             return MORE_REQUESTS
-        if run.running + run.preempted == 0:
-            if run.head >= len(queue):
-                return ALL_DONE
-            run.clock = max(run.clock, queue[run.head].arrival_ns)
-        while run.arrived < len(queue) and queue[run.arrived].arrival_ns <= run.clock:
-            run.arrived += 1
         if len(s.steps) and max(run.steps_kept, run.gaps_kept + run.running) >= STEPS_KEPT:
             return FULL
-        step(run, s.lines, s.sums, s.outcomes, s.steps, queue, last)
+        if run.running + run.preempted == 0 and run.head >= len(queue):
+            return ALL_DONE
+        arrive(run, queue)
+        measured = run.done + run.aborted >= run.warm_up
+        preemptions = run.preemptions
+        plan_chunks(run, lines)
+        if run.allocator == PAGED:
+            take_blocks(run, lines)
+        elif run.allocator == GROW:
+            grow_regions(run, lines)
+        compute(run, lines)
+        preempted = run.preemptions > preemptions
+        blocked = preempted or admit(run, lines, queue)  # R6: not in a step that preempted
+        tick(run)
+        waiting = run.preempted + run.arrived - run.head
+        measured = measured and (waiting > 0 or run.head < len(queue) or not last)
+        note_step(run, s.sums, s.steps, measured, blocked, waiting)
+        finish_due(run, lines)
+        output_of_prefills(run, lines)
+        if run.running + run.now_tokens == 0 and (not preempted or never_fits(run, lines)):
+            abort_head(run, lines, queue)
+        tell(run, lines, s.outcomes, s.steps)
+        run.step += 1
         if run.stopped:
             return ALL_DONE
     return PAUSED
 
 
 @part
-def step(
-    run: Run,
-    lines: Lines,
-    sums: Records,
-    outcomes: Records,
-    steps: Records,
-    queue: Records,
-    last: bool,
-) -> None:
-    """One call of the scheduler, its clock, and its output."""
-    measured = run.done + run.aborted >= run.warm_up
-    before = run.preemptions
-    crowd = run.running + run.preempted + run.arrived - run.head
-    skipped = plan_chunks(run, lines, crowd)
-    if run.allocator == PAGED:
-        take_blocks(run, lines, skipped)
-    elif run.allocator == GROW:
-        grow_regions(run, lines)
-    preempted = run.preemptions > before
-    unseen = delay_skipped(run, lines) if skipped else 0  # tokens of who was skipped
-    if skipped:
-        skipped = run.skipped
-    if run.allocator == PAGED:
-        note_last_blocks(run, lines)
-    decoded = run.decoding - skipped
-    scheduled, batch = decoded, decoded
-    for place_in_list in range(run.prefilling):
-        line = lines[lines[place_in_list].prefilling]
-        line.computed += line.chunk
-        scheduled += line.chunk
-        batch += line.chunk > 0
-        if line.chunk == 0:
-            unseen += line.computed
-        if run.allocator == PAGED:
-            set_pad(run, lines, lines[place_in_list].prefilling, line.computed)
-    blocked = True
-    if not preempted:
-        first_new = run.prefilling
-        blocked = admit(run, lines, queue, run.token_budget - scheduled, crowd)
-        for place_in_list in range(first_new, run.prefilling):
-            scheduled += lines[lines[place_in_list].prefilling].chunk
-        batch += run.prefilling - first_new
-    run.tokens += scheduled
-    context = run.tokens - unseen
-    run.scheduled += scheduled
-    run.clock += run.base_ns + run.token_ns * scheduled + run.context_ns * context
-    waiting = run.preempted + run.arrived - run.head
-    measured = measured and (waiting > 0 or run.head < len(queue) or not last)
-    note_step(run, sums, steps, measured, blocked, scheduled, batch, waiting, context, decoded)
-    finish_due(run, lines)
-    output_of_prefills(run, lines)
-    if scheduled == 0 and not preempted:
-        stall(run, lines, queue)
-    tell(run, lines, outcomes, steps)
-    run.step += 1
+def arrive(run: Run, queue: Records) -> None:
+    """Who has come by now waits; if nobody is here, the clock goes to the next arrival."""
+    if run.running + run.preempted == 0:
+        run.clock = max(run.clock, queue[run.head].arrival_ns)
+    while run.arrived < len(queue) and queue[run.arrived].arrival_ns <= run.clock:
+        run.arrived += 1
+    run.crowd = run.running + run.preempted + run.arrived - run.head
 
 
 @part
-def plan_chunks(run: Run, lines: Lines, crowd: int) -> int:
-    """R2 and R3: the tokens of each prefill in this step. How many that decode get no token."""
+def compute(run: Run, lines: Lines) -> None:
+    """Count the tokens of this step: one for each that decodes, the chunks of the prefills."""
+    run.now_unseen = 0
+    if run.skipped:
+        delay_skipped(run, lines)
+    if run.allocator == PAGED:
+        note_last_blocks(run, lines)
+    run.now_decoded = run.now_tokens = run.now_batch = run.decoding - run.skipped
+    for k in range(run.prefilling):
+        at = lines[k].prefilling
+        line = lines[at]
+        line.computed += line.chunk
+        run.now_tokens += line.chunk
+        if line.chunk:
+            run.now_batch += 1
+        else:
+            run.now_unseen += line.computed
+        if run.allocator == PAGED:
+            set_pad(run, lines, at, line.computed)
+
+
+@part
+def tick(run: Run) -> None:
+    """The clock at the end of the step."""
+    run.tokens += run.now_tokens
+    run.scheduled += run.now_tokens
+    run.now_context = run.tokens - run.now_unseen
+    run.clock += run.base_ns + run.token_ns * run.now_tokens + run.context_ns * run.now_context
+
+
+@part
+def plan_chunks(run: Run, lines: Lines) -> None:
+    """R2 and R3: the tokens of each prefill in this step, and who decodes but gets no token."""
+    run.skipped = 0
     wanted = run.decoding
-    for place_in_list in range(run.prefilling):
-        line = lines[lines[place_in_list].prefilling]
-        line.chunk = threshold(run, lines, line.prompt + line.generated - line.computed, crowd)
+    for k in range(run.prefilling):
+        line = lines[lines[k].prefilling]
+        line.chunk = threshold(run, line.prompt + line.generated - line.computed)
         wanted += line.chunk
     if wanted <= run.token_budget:
-        return 0
-    skipped, budget, at = 0, run.token_budget, run.first
+        return
+    budget, at = run.token_budget, run.first
     while at >= 0:  # rare: the order of admission decides who is served
         line = lines[at]
         if line.since < 0:
@@ -129,23 +129,22 @@ def plan_chunks(run: Run, lines: Lines, crowd: int) -> int:
             budget -= 1
         else:
             line.skipped = run.step
-            skipped += 1
+            run.skipped += 1
         at = line.next
-    return skipped
 
 
 @part
-def threshold(run: Run, lines: Lines, tokens: int, crowd: int) -> int:
+def threshold(run: Run, tokens: int) -> int:
     """R3: a long prefill is cut unless its request is the only one."""
-    if run.threshold <= 0 or crowd <= 1:
+    if run.threshold <= 0 or run.crowd <= 1:
         return tokens
     if run.adaptive:
-        return min(tokens, max(run.threshold, run.max_batched_tokens // crowd))
+        return min(tokens, max(run.threshold, run.max_batched_tokens // run.crowd))
     return min(tokens, run.threshold)
 
 
 @part
-def blocks_for(run: Run, lines: Lines, tokens: int) -> int:
+def blocks_for(run: Run, tokens: int) -> int:
     """Blocks that hold so many tokens."""
     return (tokens + run.block_size - 1) // run.block_size
 
@@ -155,26 +154,26 @@ def blocks_needed(run: Run, lines: Lines, at: int) -> int:
     """Blocks that a running request asks for in this step."""
     line = lines[at]
     if line.since < 0:
-        return blocks_for(run, lines, line.computed + line.chunk) - blocks_for(run, lines, line.computed)
+        return blocks_for(run, line.computed + line.chunk) - blocks_for(run, line.computed)
     asks = line.skipped != run.step and (line.since - line.computed - run.step) % run.block_size == 0
     return 1 if asks else 0
 
 
 @part
-def take_blocks(run: Run, lines: Lines, skipped: int) -> None:
+def take_blocks(run: Run, lines: Lines) -> None:
     """R4 and R5: preempt from the end until what is left fits, then take the blocks of all.
 
     vLLM goes through the requests in order and preempts the last one when a block is missing. Who is
     left in the end is the same: the longest beginning of the list whose needs can be met.
     """
     needed = run.phases[run.step % run.block_size]
-    if skipped:
+    if run.skipped:
         needed, at = 0, run.first
         while at >= 0:
             needed += blocks_needed(run, lines, at) if lines[at].since >= 0 else 0
             at = lines[at].next
-    for place_in_list in range(run.prefilling):
-        needed += blocks_needed(run, lines, lines[place_in_list].prefilling)
+    for k in range(run.prefilling):
+        needed += blocks_needed(run, lines, lines[k].prefilling)
     while needed > run.num_blocks - run.held // run.block_size:
         needed -= blocks_needed(run, lines, run.last)
         preempt(run, lines, run.last)
@@ -184,31 +183,33 @@ def take_blocks(run: Run, lines: Lines, skipped: int) -> None:
 @part
 def grow_regions(run: Run, lines: Lines) -> None:
     """The regions that are full, in the order of admission; who finds no hole preempts from the end."""
-    count, at = 0, run.calendar[run.step & (CALENDAR - 1)]
+    at = first_full(run, lines)
     while at >= 0:
         line = lines[at]
-        if line.due == run.step and computed_now(run, lines, at) == line.room and line.skipped != run.step:
-            place_in_list = count
-            while place_in_list and lines[lines[place_in_list - 1].growing].stamp > line.stamp:
-                lines[place_in_list].growing = lines[place_in_list - 1].growing
-                place_in_list -= 1
-            lines[place_in_list].growing = at
-            count += 1
-        at = line.later
-    for place_in_list in range(count):
-        at = lines[place_in_list].growing
-        line = lines[at]
-        if line.since < 0:  # preempted by one before it
-            continue
         wanted = min(2 * line.room, run.max_model_len)
-        while line.since >= 0 and not extend(run, lines, at, wanted):
-            if move(run, lines, at, wanted):
+        while line.since >= 0 and not grow_in_place(run, lines, at, wanted):
+            if place(run, lines, at, wanted):
                 run.copied += computed_now(run, lines, at)
                 break
             preempt(run, lines, run.last)
         if line.since >= 0:
             forget(run, lines, at)
             remind(run, lines, at)
+        at = first_full(run, lines)
+
+
+@part
+def first_full(run: Run, lines: Lines) -> int:
+    """Who was admitted first of those that need a slot in this step and have none left."""
+    first, at = NONE, run.calendar[run.step & (CALENDAR - 1)]
+    while at >= 0:
+        line = lines[at]
+        if line.due == run.step and line.skipped != run.step:
+            full = computed_now(run, lines, at) == line.room
+            if full and (first < 0 or line.stamp < lines[first].stamp):
+                first = at
+        at = line.later
+    return first
 
 
 @part
@@ -222,7 +223,7 @@ def preempt(run: Run, lines: Lines, at: int) -> None:
     else:
         run.prefilling -= 1  # the last that was admitted stands last here too
     if run.allocator == PAGED:
-        blocks = blocks_for(run, lines, tokens)
+        blocks = blocks_for(run, tokens)
         run.held -= blocks * run.block_size
         run.internal -= line.pad
         line.pad = 0
@@ -241,25 +242,28 @@ def preempt(run: Run, lines: Lines, at: int) -> None:
     run.preempted += 1
     run.preemptions += 1
     line.num_preemptions += 1
-    total = line.prompt + line.generated
-    if run.running == 0 and not run.full_check and run.allocator == PAGED and total > run.num_slots:
-        abort_preempted(run, lines)  # vLLM would compute and preempt it for ever
 
 
 @part
-def delay_skipped(run: Run, lines: Lines) -> int:
-    """Who got no token does one step later what it was to do. The tokens that they hold."""
-    run.skipped, tokens, at = 0, 0, run.first
+def never_fits(run: Run, lines: Lines) -> bool:
+    """Unchecked and larger than the pool: vLLM would compute and preempt the head for ever."""
+    head = lines[lines[run.preempted - 1].preempted]
+    return run.allocator == PAGED and not run.full_check and head.prompt + head.generated > run.num_slots
+
+
+@part
+def delay_skipped(run: Run, lines: Lines) -> None:
+    """Who got no token does one step later what it was to do."""
+    run.skipped, at = 0, run.first
     while at >= 0:
         line = lines[at]
         if line.since >= 0 and line.skipped == run.step:
             run.skipped += 1
             run.skips += 1
-            tokens += computed_now(run, lines, at)
+            run.now_unseen += computed_now(run, lines, at)
             leaves_decoding(run, lines, at)
             joins_decoding(run, lines, at, run.step + 1)
         at = line.next
-    return tokens
 
 
 @part
@@ -280,15 +284,15 @@ def note_last_blocks(run: Run, lines: Lines) -> None:
 def set_pad(run: Run, lines: Lines, at: int, tokens: int) -> None:
     """The slots of so many tokens' blocks that are beyond the last token of the request."""
     line = lines[at]
-    pad = max(0, blocks_for(run, lines, tokens) * run.block_size - line.final)
+    pad = max(0, blocks_for(run, tokens) * run.block_size - line.final)
     run.internal += pad - line.pad
     line.pad = pad
 
 
 @part
-def admit(run: Run, lines: Lines, queue: Records, budget: int, crowd: int) -> bool:
+def admit(run: Run, lines: Lines, queue: Records) -> bool:
     """R7 to R9: from the head of the queue until something fails. Whether memory failed."""
-    while budget > 0 and run.running < run.max_running:
+    while run.now_tokens < run.token_budget and run.running < run.max_running:
         resumed = run.preempted > 0
         if resumed:
             at = lines[run.preempted - 1].preempted
@@ -297,7 +301,8 @@ def admit(run: Run, lines: Lines, queue: Records, budget: int, crowd: int) -> bo
         else:
             return False
         line = lines[at]
-        tokens = threshold(run, lines, line.prompt + line.generated - line.computed, crowd)
+        tokens = threshold(run, line.prompt + line.generated - line.computed)
+        budget = run.token_budget - run.now_tokens
         if not run.chunked_prefill and tokens > budget:
             return False
         tokens = min(tokens, budget)
@@ -313,8 +318,8 @@ def admit(run: Run, lines: Lines, queue: Records, budget: int, crowd: int) -> bo
         line.on_cpu = 0
         run.tokens += line.computed  # what was swapped in
         line.computed += tokens
-        line.chunk = tokens
-        budget -= tokens
+        run.now_tokens += tokens
+        run.now_batch += 1
         append_running(run, lines, at)
         lines[run.prefilling].prefilling = at
         run.prefilling += 1
@@ -333,9 +338,9 @@ def new_line(run: Run, lines: Lines, request: Any) -> int:
     line.index, line.prompt, line.output = request.index, request.prompt, request.output
     line.limit = min(line.output, run.max_model_len - line.prompt)
     line.final = line.prompt + line.limit - 1
-    line.since = line.skipped = line.last_ns = line.room = line.address = NONE
+    line.since = line.skipped = line.last_ns = line.address = NONE
     line.admit_step = line.first_token_step = line.first_token_ns = NONE
-    line.computed = line.generated = line.chunk = line.pad = line.on_cpu = 0
+    line.computed = line.generated = line.chunk = line.pad = line.room = line.on_cpu = 0
     line.num_preemptions = 0
     return at
 
@@ -346,12 +351,12 @@ def take_memory(run: Run, lines: Lines, at: int, tokens: int) -> bool:
     line = lines[at]
     total = line.prompt + line.generated
     if run.allocator != PAGED:
-        return place(run, lines, reservation(run, lines, at, total), at) >= 0
+        return place(run, lines, at, reservation(run, lines, at, total))
     free = run.num_blocks - run.held // run.block_size
-    needed = blocks_for(run, lines, min(total if run.full_check else tokens, run.max_model_len))
+    needed = blocks_for(run, min(total if run.full_check else tokens, run.max_model_len))
     if needed + (run.watermark_blocks if run.running else 0) > free:
         return False
-    run.held += blocks_for(run, lines, tokens) * run.block_size
+    run.held += blocks_for(run, tokens) * run.block_size
     return True
 
 
@@ -362,10 +367,10 @@ def reservation(run: Run, lines: Lines, at: int, total: int) -> int:
     if run.allocator == MAX:
         return run.max_model_len
     if run.allocator == POW2:
-        return min(line.prompt + (1 << order_of(line.output)), run.max_model_len)
+        return min(line.prompt + power_of_two(line.output), run.max_model_len)
     if run.allocator == ORACLE:
         return line.final
-    return min(max(SMALLEST_REGION, 1 << order_of(total + 1)), run.max_model_len)
+    return min(max(SMALLEST_REGION, power_of_two(total + 1)), run.max_model_len)
 
 
 @part
@@ -386,8 +391,8 @@ def finish_due(run: Run, lines: Lines) -> None:
 def output_of_prefills(run: Run, lines: Lines) -> None:
     """R14 for those that had prompt left: who has computed it all gets a token, and decodes on."""
     kept = 0
-    for place_in_list in range(run.prefilling):
-        at = lines[place_in_list].prefilling
+    for k in range(run.prefilling):
+        at = lines[k].prefilling
         line = lines[at]
         if line.computed < line.prompt + line.generated:
             lines[kept].prefilling = at
@@ -411,7 +416,7 @@ def finish(run: Run, lines: Lines, at: int) -> None:
     run.cut += cut
     run.tokens -= line.computed
     if run.allocator == PAGED:
-        run.held -= blocks_for(run, lines, line.computed) * run.block_size
+        run.held -= blocks_for(run, line.computed) * run.block_size
         run.internal -= line.pad
     else:
         release(run, lines, at)
@@ -428,28 +433,18 @@ def end(run: Run, lines: Lines, at: int, status: int) -> None:
 
 
 @part
-def stall(run: Run, lines: Lines, queue: Records) -> None:
+def abort_head(run: Run, lines: Lines, queue: Records) -> None:
     """R18: nothing will change, because the head never fits: it is aborted, or the run ends."""
-    if run.preempted > 0:
-        abort_preempted(run, lines)
-    elif run.aborts:
-        at = new_line(run, lines, queue[run.head])
-        run.head += 1
-        run.free_lines -= 1
-        run.aborted += 1
-        end(run, lines, at, ABORTED)
-    else:
-        run.stopped = 1
-
-
-@part
-def abort_preempted(run: Run, lines: Lines) -> None:
-    """The same for a head that has run before."""
     if not run.aborts:
         run.stopped = 1
         return
-    run.preempted -= 1
-    at = lines[run.preempted].preempted
+    if run.preempted > 0:
+        run.preempted -= 1
+        at = lines[run.preempted].preempted
+    else:
+        at = new_line(run, lines, queue[run.head])
+        run.head += 1
+        run.free_lines -= 1
     run.cpu_used -= lines[at].on_cpu
     run.aborted += 1
     end(run, lines, at, ABORTED)

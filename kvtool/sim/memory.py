@@ -16,7 +16,8 @@ from kvtool.sim.settings import Settings
 PAGED, STATIC_BATCH = "paged", "static-batch"
 CONTIGUOUS = ("max", "pow2", "oracle", "grow")
 ALLOCATORS = (PAGED, *CONTIGUOUS, STATIC_BATCH)
-PLACEMENTS = ("buddy", "first-fit", "best-fit")
+BUDDY = "buddy"
+PLACEMENTS = (BUDDY, "first-fit", "best-fit")
 SMALLEST_REGION = 16
 """Slots that `grow` begins with at least."""
 

@@ -10,16 +10,7 @@ from kvtool.sim.state import POINTS, Lines, Records, Run
 
 @part
 def note_step(
-    run: Run,
-    sums: Records,
-    steps: Records,
-    measured: bool,
-    blocked: bool,
-    scheduled: int,
-    batch: int,
-    waiting: int,
-    context: int,
-    decoded: int,
+    run: Run, sums: Records, steps: Records, measured: bool, blocked: bool, waiting: int
 ) -> None:
     """A step, seen after scheduling and before its output is processed."""
     run.peak = max(run.peak, run.running)
@@ -33,9 +24,10 @@ def note_step(
     add_to_sums(run, sums[2 + point], blocked)
     if len(steps):
         told = steps[run.steps_kept]
-        told.scheduled_tokens, told.batch, told.running = scheduled, batch, run.running
-        told.waiting, told.held, told.context_tokens = waiting, run.held, context
-        told.end_ns, told.decoded = run.clock, decoded
+        told.scheduled_tokens, told.batch = run.now_tokens, run.now_batch
+        told.running, told.waiting, told.held = run.running, waiting, run.held
+        told.context_tokens, told.decoded = run.now_context, run.now_decoded
+        told.end_ns = run.clock
         run.steps_kept += 1
 
 

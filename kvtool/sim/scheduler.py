@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from kvtool.requests import Requests
-from kvtool.sim.memory import Memory, Request
+from kvtool.sim.memory import Memory, Paged, Request
 from kvtool.sim.settings import ABORT_HEAD, SWAP, Settings
 from kvtool.sim.settings import ABORTED, CUT, DONE, REJECTED, UNFINISHED
 
@@ -122,7 +122,7 @@ class Scheduler:
         blocked = True if preempted else self._admit(scheduled, budget, crowd)  # R6
         self._record(scheduled, blocked)
         self._process(scheduled)
-        if not scheduled and not preempted:
+        if not scheduled and (not preempted or self._never_fits()):
             self._stall()
 
     def _schedule_running(
@@ -137,20 +137,12 @@ class Scheduler:
                 victim = self.running.pop()
                 self._preempt(victim)
                 if victim is request:
-                    self._end_livelock(request)
                     return budget
             request.computed += n
             budget -= n
             scheduled.append((request, n))
             position += 1
         return budget
-
-    def _end_livelock(self, request: Request) -> None:
-        """Alone, unchecked and larger than the pool: vLLM would compute and preempt it for ever."""
-        settings = self.settings
-        checked = settings.reserve_full_prompt or self.running
-        if not checked and request.num_tokens > settings.num_slots:
-            self._stall()
 
     def _chunk(self, request: Request, budget: int, crowd: int) -> int:
         n = self._threshold(request.num_tokens - request.computed, crowd)
@@ -263,6 +255,11 @@ class Scheduler:
         for child in self.children.pop(request.index, ()):
             arrival = self.clock_ns + self.think_ns[child] if self.think_ns else self.clock_ns
             heapq.heappush(self.arrivals, (arrival, child, self.requests[child]))
+
+    def _never_fits(self) -> bool:
+        """Unchecked and larger than the pool: vLLM would compute and preempt the head for ever."""
+        checked = self.settings.reserve_full_prompt or not isinstance(self.memory, Paged)
+        return not checked and self.waiting[0].num_tokens > self.settings.num_slots
 
     def _stall(self) -> None:
         """R18: nothing will change, because the head never fits: it is aborted, or the run ends."""

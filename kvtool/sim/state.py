@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from kvtool.sim.memory import ALLOCATORS, PLACEMENTS
+from kvtool.sim.memory import ALLOCATORS, BUDDY, PLACEMENTS
 from kvtool.sim.settings import ABORT_HEAD, SWAP, Settings
 
 Run: TypeAlias = Any
@@ -23,8 +23,8 @@ NONE = -1
 CALENDAR = 4096
 """Buckets of the calendar: a power of two; what is due later waits in its bucket for its lap."""
 LARGEST_BLOCK = 1 << 16
-ORDERS = 48
-"""Powers of two up to the largest pool."""
+MOST_HOLES = 64
+"""Holes that there may be besides one for each line: a power of two each."""
 POINTS = 1024
 """Points of the series over time; when they are full, each two become one."""
 STEPS_KEPT = 1 << 16
@@ -42,20 +42,20 @@ RUN = _record(
     " max_batched_tokens chunked_prefill watermark_blocks full_check threshold adaptive"
     " swaps cpu_blocks aborts base_ns token_ns context_ns warm_up"
     # where it stands: time, the stream of requests, lists of lines
-    " clock step head arrived first last first_region running decoding prefilling preempted"
-    " free_lines stamp"
+    " clock step head arrived first last running decoding prefilling preempted"
+    " free_lines stamp holes"
     # tokens of what runs now: computed, held, held beyond what will ever be needed
     " tokens held internal cpu_used"
     # sums over the run
     " done cut aborted preemptions recomputed swapped copied scheduled generated peak stopped"
     " steps_kept gaps_kept width skipped skips"
-    # lists of this step, kept in the columns of the lines
+    # this step: who is there, tokens, context of those who are not scheduled
+    " crowd now_tokens now_batch now_decoded now_unseen now_context"
+    # how many stand in its lists, which are columns of the lines
     " ended gaps",
     ("calendar", CALENDAR),
     # how many decoding requests need a block in the steps of each remainder modulo block_size
     ("phases", LARGEST_BLOCK),
-    # buddy: how many regions of each power of two are free
-    ("num_holes", ORDERS),
 )
 LINE = _record(
     "index prompt limit output final"
@@ -63,16 +63,14 @@ LINE = _record(
     " since computed generated chunk skipped stamp next previous"
     # its next event, and its neighbours in the calendar's bucket
     " due later earlier"
-    # its region, and the regions above and below it
-    " address room above below"
+    # its region
+    " address room"
     # `pad`: slots held that it will never use
     " pad on_cpu last_ns"
     # what is told when it ends
     " admit_step first_token_step first_token_ns num_preemptions status"
     # Lists, a place a line: stacks of lines, lines by their order, and what this step has to tell.
-    " free preempted prefilling growing ended gap",
-    # buddy: the addresses of the free regions of each power of two
-    ("holes", ORDERS),
+    " free preempted prefilling ended gap hole_at hole_size"
 )
 QUEUE = _record("arrival_ns prompt output index")
 SUMS = _record("steps tokens reserved internal external idle running held")
@@ -103,15 +101,15 @@ def new_state(
 ) -> State:
     """A run that has not begun. If requests are recorded one by one, so is every step."""
     most = min(settings.max_running, settings.num_slots)
-    lines = _records(LINE, most + 4, NONE)
+    lines = _records(LINE, most + MOST_HOLES, NONE)
     lines["free"][:most] = np.arange(most)[::-1]
     run = _run_record(allocator, where, settings, warm_up, most)
-    address = 0
-    for order in reversed(range(settings.num_slots.bit_length())):
-        if settings.num_slots >> order & 1:
-            run["num_holes"][order] = 1
-            lines["holes"][0, order] = address
-            address += 1 << order
+    sizes = [settings.num_slots]
+    if where == BUDDY:  # descending powers of two, so that each is aligned to its size
+        sizes = [1 << k for k in reversed(range(sizes[0].bit_length())) if sizes[0] >> k & 1]
+    run.holes = len(sizes)
+    lines["hole_size"][: len(sizes)] = sizes
+    lines["hole_at"][: len(sizes)] = np.cumsum([0, *sizes[:-1]])
     return State(
         run=run,
         lines=lines,
@@ -141,7 +139,7 @@ def _run_record(
         run[name] = getattr(settings.step_time, name)
     run.warm_up = warm_up
     run["calendar"][:] = NONE
-    run.first = run.last = run.first_region = NONE
+    run.first = run.last = NONE
     run.free_lines = most
     run.width = 1
     return run
