@@ -3,31 +3,167 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from kvtool.requests import Requests
-from kvtool.sim.kernel import FULL, MORE_REQUESTS, PAUSED, advance
-from kvtool.sim.settings import REJECTED, STATUSES, UNFINISHED, Settings
-from kvtool.sim.state import REQUEST, STEP, SUMS, Records, State, new_state
+from kvtool.sim import kernel
+from kvtool.sim.jit import must_compile
+from kvtool.sim.memory import PAGED
+from kvtool.sim.settings import REJECTED, UNFINISHED, Settings
+from kvtool.sim.state import NONE, QUEUE, Records, State, new_state, records
+from kvtool.sim.totals import Sums, Totals, warm_up_of
 
 STEPS_AT_ONCE = 1 << 20
 """Steps between two looks at the keyboard and at the progress bar."""
+Progress = Callable[[int], None]
+"""Told how many requests have ended since it was last told."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Engine:
-    """A run that can be driven in pieces. `per_request` and `per_step` are empty unless recorded."""
+    """A run of `source`, chunks of requests in the order of arrival, `num_requests` of them in all.
 
+    With `recorded`, `outcomes` has a record for each request and `steps` one for each step; memory
+    is otherwise bounded by a chunk and by the requests that run.
+    """
+
+    source: Iterable[Requests]
+    num_requests: int
     settings: Settings
-    state: State
-    num_requests: int = 0
+    allocator: str = PAGED
+    placement: str = ""
+    recorded: bool = False
+    progress: Progress = lambda ended: None
+    steps: list[Records] = field(default_factory=list)
+    gaps: list[Records] = field(default_factory=list)
     num_rejected: int = 0
     interrupted: bool = False
+    state: State = field(init=False)
 
-    @property
-    def run(self) -> Any:
-        """The scalars of the run."""
-        return self.state.run[0]
+    def __post_init__(self) -> None:
+        self.state = new_state(
+            self.allocator,
+            self.placement,
+            self.settings,
+            warm_up=warm_up_of(self.num_requests),
+            num_recorded=self.num_requests if self.recorded else 0,
+        )
+        self.state.outcomes["status"] = UNFINISHED
+
+    def run(self) -> Engine:
+        """Until all requests have ended, or the user interrupts: then as far as it has come."""
+        try:
+            self._run()
+        except KeyboardInterrupt:
+            self.interrupted = True
+        self._tell_unfinished()
+        return self
+
+    def _run(self) -> None:
+        chunks = self._queues()
+        queue, following = next(chunks, _queue(0)), next(chunks, None)
+        run, ended = self.state.run, 0
+        while True:
+            code = kernel.advance(self.state, queue, following is None, STEPS_AT_ONCE)
+            self._keep_steps()
+            self.progress(int(run.done + run.aborted) - ended)
+            ended = int(run.done + run.aborted)
+            if code == kernel.ALL_DONE:
+                return
+            if code == kernel.MORE_REQUESTS and following is not None:
+                queue = np.concatenate([queue[run.head :], following]).view(np.recarray)
+                run.arrived -= run.head
+                run.head = 0
+                following = next(chunks, None)
+
+    def _queues(self) -> Iterator[Records]:
+        """The requests that the front end lets through, a chunk at a time."""
+        first = 0
+        for requests in self.source:
+            prompt = requests.prompt_tokens
+            accepted = (prompt > 0) & (prompt < self.settings.max_model_len)
+            places = np.flatnonzero(accepted)
+            self.num_rejected += len(prompt) - len(places)
+            if self.recorded:
+                self.state.outcomes["status"][first + np.flatnonzero(~accepted)] = REJECTED
+            queue = _queue(len(places))
+            queue.arrival_ns = requests.arrival_ns[places]
+            queue.prompt, queue.output = prompt[places], requests.output_tokens[places]
+            queue.index = first + places
+            first += len(prompt)
+            yield queue
+
+    def _keep_steps(self) -> None:
+        run = self.state.run
+        if self.recorded:
+            self.steps.append(self.state.steps[: run.steps_kept].copy())
+            self.gaps.append(self.state.steps["gap"][: run.gaps_kept].copy())
+        run.steps_kept = run.gaps_kept = 0
+
+    def _tell_unfinished(self) -> None:
+        """What is known of the requests that have not ended: those that run, and the preempted."""
+        run, lines = self.state.run, self.state.lines
+        live = list(lines["preempted"][: run.preempted])
+        at = run.first
+        while at != NONE:
+            live.append(at)
+            at = lines[at]["next"]
+        for line in lines[live] if self.recorded else ():
+            outcome = self.state.outcomes[line["index"]]
+            for name in ("admit_step", "first_token_step", "first_token_ns", "num_preemptions"):
+                outcome[name] = line[name]
+
+    def all_steps(self) -> Records:
+        """A record for each step."""
+        return np.concatenate([self.state.steps[:0], *self.steps]).view(np.recarray)
+
+    def totals(self) -> Totals:
+        """What the run came to."""
+        run, sums = self.state.run, self.state.sums
+        return Totals(
+            requests=self.num_requests,
+            completed=int(run.done),
+            cut=int(run.cut),
+            prompt_too_long=self.num_rejected,
+            larger_than_pool=int(run.aborted),
+            preemptions=int(run.preemptions),
+            recomputed_tokens=int(run.recomputed),
+            swapped_blocks=int(run.swapped),
+            copied_tokens=int(run.copied),
+            peak_running=int(run.peak),
+            steps=int(run.step),
+            end_ns=int(run.clock) if run.step else 0,
+            scheduled_tokens=int(run.scheduled),
+            whole=_sums(sums[0]),
+            window=_sums(sums[1]),
+            series=tuple(_sums(one) for one in sums[2:] if one["steps"]),
+            interrupted=self.interrupted,
+        )
+
+
+def compiles() -> bool:
+    """Whether the first run on this machine is still to come."""
+    return must_compile(kernel.advance)
+
+
+def in_order(requests: Requests) -> Requests:
+    """The requests by arrival, those of one time by index."""
+    return requests.take(np.argsort(requests.arrival_ns, kind="stable"))
+
+
+def _queue(count: int) -> Records:
+    return records(QUEUE, count, 0)
+
+
+def _sums(record: Records) -> Sums:
+    return Sums(
+        steps=int(record["steps"]),
+        token=int(record["tokens"]),
+        reserved=int(record["reserved"]),
+        internal=int(record["internal"]),
+        external=int(record["external"]),
+        idle=int(record["idle"]),
+        running=int(record["running"]),
+    )

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import numba
 
+_njit: Any = numba.njit
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 # Without _nrt, numba's count of references: nothing in these functions allocates, and its code would
 # be another tenth to compile.
@@ -17,14 +18,14 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False
 def compiled(function: _Function) -> _Function:
     """Compile when first called and keep the machine code on disk, where there is a place for it."""
     try:
-        return numba.njit(cache=True, no_cfunc_wrapper=True, **_OPTIONS)(function)  # type: ignore[no-any-return]
+        return _njit(cache=True, no_cfunc_wrapper=True, **_OPTIONS)(function)
     except RuntimeError:  # neither the package's folder nor the user's cache can be written
-        return numba.njit(no_cfunc_wrapper=True, **_OPTIONS)(function)  # type: ignore[no-any-return]
+        return _njit(no_cfunc_wrapper=True, **_OPTIONS)(function)
 
 
 def part(function: _Function) -> _Function:
     """A part of compiled functions: Python cannot call it, which halves the time to compile it."""
-    return numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)(function)  # type: ignore[no-any-return]
+    return _njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)(function)
 
 
 def must_compile(function: Callable[..., Any]) -> bool:

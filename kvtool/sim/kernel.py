@@ -7,22 +7,21 @@ phase (since - computed) modulo block_size. A step costs the same for 10 request
 
 from __future__ import annotations
 
-from typing import Any
-
+from kvtool.sim.admission import GROW, PAGED, admit, blocks_for, set_pad, threshold
+from kvtool.sim.ending import abort_head, finish_due, output_of_prefills
 from kvtool.sim.jit import compiled, part
 from kvtool.sim.lists import (
-    append_running, computed_now, forget, joins_decoding, leaves_decoding, remind,
+    computed_now,
+    forget,
+    joins_decoding,
+    leaves_decoding,
+    remind,
     remove_running,
 )  # fmt: skip
-from kvtool.sim.memory import ALLOCATORS, SMALLEST_REGION
-from kvtool.sim.record import note_step, note_token, tell
-from kvtool.sim.regions import grow_in_place, place, power_of_two, release
-from kvtool.sim.settings import ABORTED, CUT, DONE
+from kvtool.sim.record import note_step, tell
+from kvtool.sim.regions import grow_in_place, place, release
 from kvtool.sim.state import CALENDAR, NONE, STEPS_KEPT, Lines, Records, Run, State
 
-PAGED, MAX, POW2, ORACLE, GROW = (
-    ALLOCATORS.index(name) for name in ("paged", "max", "pow2", "oracle", "grow")
-)
 ALL_DONE, MORE_REQUESTS, FULL, PAUSED = range(4)
 
 
@@ -134,28 +133,14 @@ def plan_chunks(run: Run, lines: Lines) -> None:
 
 
 @part
-def threshold(run: Run, tokens: int) -> int:
-    """R3: a long prefill is cut unless its request is the only one."""
-    if run.threshold <= 0 or run.crowd <= 1:
-        return tokens
-    if run.adaptive:
-        return min(tokens, max(run.threshold, run.max_batched_tokens // run.crowd))
-    return min(tokens, run.threshold)
-
-
-@part
-def blocks_for(run: Run, tokens: int) -> int:
-    """Blocks that hold so many tokens."""
-    return (tokens + run.block_size - 1) // run.block_size
-
-
-@part
 def blocks_needed(run: Run, lines: Lines, at: int) -> int:
     """Blocks that a running request asks for in this step."""
     line = lines[at]
     if line.since < 0:
         return blocks_for(run, line.computed + line.chunk) - blocks_for(run, line.computed)
-    asks = line.skipped != run.step and (line.since - line.computed - run.step) % run.block_size == 0
+    asks = (
+        line.skipped != run.step and (line.since - line.computed - run.step) % run.block_size == 0
+    )
     return 1 if asks else 0
 
 
@@ -248,7 +233,11 @@ def preempt(run: Run, lines: Lines, at: int) -> None:
 def never_fits(run: Run, lines: Lines) -> bool:
     """Unchecked and larger than the pool: vLLM would compute and preempt the head for ever."""
     head = lines[lines[run.preempted - 1].preempted]
-    return run.allocator == PAGED and not run.full_check and head.prompt + head.generated > run.num_slots
+    return (
+        run.allocator == PAGED
+        and not run.full_check
+        and head.prompt + head.generated > run.num_slots
+    )
 
 
 @part
@@ -278,173 +267,3 @@ def note_last_blocks(run: Run, lines: Lines) -> None:
             set_pad(run, lines, at, line.final)
             remind(run, lines, at)
         at = later
-
-
-@part
-def set_pad(run: Run, lines: Lines, at: int, tokens: int) -> None:
-    """The slots of so many tokens' blocks that are beyond the last token of the request."""
-    line = lines[at]
-    pad = max(0, blocks_for(run, tokens) * run.block_size - line.final)
-    run.internal += pad - line.pad
-    line.pad = pad
-
-
-@part
-def admit(run: Run, lines: Lines, queue: Records) -> bool:
-    """R7 to R9: from the head of the queue until something fails. Whether memory failed."""
-    while run.now_tokens < run.token_budget and run.running < run.max_running:
-        resumed = run.preempted > 0
-        if resumed:
-            at = lines[run.preempted - 1].preempted
-        elif run.head < run.arrived:
-            at = new_line(run, lines, queue[run.head])
-        else:
-            return False
-        line = lines[at]
-        tokens = threshold(run, line.prompt + line.generated - line.computed)
-        budget = run.token_budget - run.now_tokens
-        if not run.chunked_prefill and tokens > budget:
-            return False
-        tokens = min(tokens, budget)
-        if not take_memory(run, lines, at, line.computed + tokens):
-            return True
-        if resumed:
-            run.preempted -= 1
-        else:
-            run.head += 1
-            run.free_lines -= 1
-        run.cpu_used -= line.on_cpu
-        run.swapped += line.on_cpu
-        line.on_cpu = 0
-        run.tokens += line.computed  # what was swapped in
-        line.computed += tokens
-        run.now_tokens += tokens
-        run.now_batch += 1
-        append_running(run, lines, at)
-        lines[run.prefilling].prefilling = at
-        run.prefilling += 1
-        if run.allocator == PAGED:
-            set_pad(run, lines, at, line.computed)
-        if line.admit_step < 0:
-            line.admit_step = run.step
-    return False
-
-
-@part
-def new_line(run: Run, lines: Lines, request: Any) -> int:
-    """The line that the head of the queue gets if it is admitted."""
-    at = lines[run.free_lines - 1].free
-    line = lines[at]
-    line.index, line.prompt, line.output = request.index, request.prompt, request.output
-    line.limit = min(line.output, run.max_model_len - line.prompt)
-    line.final = line.prompt + line.limit - 1
-    line.since = line.skipped = line.last_ns = line.address = NONE
-    line.admit_step = line.first_token_step = line.first_token_ns = NONE
-    line.computed = line.generated = line.chunk = line.pad = line.room = line.on_cpu = 0
-    line.num_preemptions = 0
-    return at
-
-
-@part
-def take_memory(run: Run, lines: Lines, at: int, tokens: int) -> bool:
-    """Room for the first tokens of a request, if the allocator lets it in."""
-    line = lines[at]
-    total = line.prompt + line.generated
-    if run.allocator != PAGED:
-        return place(run, lines, at, reservation(run, lines, at, total))
-    free = run.num_blocks - run.held // run.block_size
-    needed = blocks_for(run, min(total if run.full_check else tokens, run.max_model_len))
-    if needed + (run.watermark_blocks if run.running else 0) > free:
-        return False
-    run.held += blocks_for(run, tokens) * run.block_size
-    return True
-
-
-@part
-def reservation(run: Run, lines: Lines, at: int, total: int) -> int:
-    """Slots that a contiguous allocator asks for: kvtool.sim.memory.reservation."""
-    line = lines[at]
-    if run.allocator == MAX:
-        return run.max_model_len
-    if run.allocator == POW2:
-        return min(line.prompt + power_of_two(line.output), run.max_model_len)
-    if run.allocator == ORACLE:
-        return line.final
-    return min(max(SMALLEST_REGION, power_of_two(total + 1)), run.max_model_len)
-
-
-@part
-def finish_due(run: Run, lines: Lines) -> None:
-    """R14 for those that decode: who has its last token in this step leaves."""
-    at = run.calendar[run.step & (CALENDAR - 1)]
-    while at >= 0:
-        line = lines[at]
-        later = line.later
-        if line.due == run.step:
-            leaves_decoding(run, lines, at)
-            line.computed, line.generated = line.final, line.limit
-            finish(run, lines, at)
-        at = later
-
-
-@part
-def output_of_prefills(run: Run, lines: Lines) -> None:
-    """R14 for those that had prompt left: who has computed it all gets a token, and decodes on."""
-    kept = 0
-    for k in range(run.prefilling):
-        at = lines[k].prefilling
-        line = lines[at]
-        if line.computed < line.prompt + line.generated:
-            lines[kept].prefilling = at
-            kept += 1
-            continue
-        line.generated += 1
-        note_token(run, lines, at)
-        if line.generated >= line.limit:
-            finish(run, lines, at)
-        else:
-            joins_decoding(run, lines, at, run.step + 1)
-    run.prefilling = kept
-
-
-@part
-def finish(run: Run, lines: Lines, at: int) -> None:
-    """The request has all its tokens; its line is free."""
-    line = lines[at]
-    cut = line.limit < line.output
-    run.done += 1
-    run.cut += cut
-    run.tokens -= line.computed
-    if run.allocator == PAGED:
-        run.held -= blocks_for(run, line.computed) * run.block_size
-        run.internal -= line.pad
-    else:
-        release(run, lines, at)
-    remove_running(run, lines, at)
-    end(run, lines, at, CUT if cut else DONE)
-
-
-@part
-def end(run: Run, lines: Lines, at: int, status: int) -> None:
-    """What became of a request is told at the end of the step; then its line is free."""
-    lines[at].status = status
-    lines[run.ended].ended = at
-    run.ended += 1
-
-
-@part
-def abort_head(run: Run, lines: Lines, queue: Records) -> None:
-    """R18: nothing will change, because the head never fits: it is aborted, or the run ends."""
-    if not run.aborts:
-        run.stopped = 1
-        return
-    if run.preempted > 0:
-        run.preempted -= 1
-        at = lines[run.preempted].preempted
-    else:
-        at = new_line(run, lines, queue[run.head])
-        run.head += 1
-        run.free_lines -= 1
-    run.cpu_used -= lines[at].on_cpu
-    run.aborted += 1
-    end(run, lines, at, ABORTED)

@@ -41,7 +41,10 @@ def take_hole(run: Run, lines: Lines, size: int) -> int:
         return NONE
     address, left = lines[best].hole_at, lines[best].hole_size - size
     run.holes -= 1
-    lines[best].hole_at, lines[best].hole_size = lines[run.holes].hole_at, lines[run.holes].hole_size
+    lines[best].hole_at, lines[best].hole_size = (
+        lines[run.holes].hole_at,
+        lines[run.holes].hole_size,
+    )
     end = address + size + left
     while left > 0:  # buddy: the upper half, the upper half of the lower one, ...
         piece = (size + left) // 2 if run.placement == BUDDY else left

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 
 from kvtool.requests import Requests
 from kvtool.sim.memory import Memory, Paged, Request
-from kvtool.sim.settings import ABORT_HEAD, SWAP, Settings
-from kvtool.sim.settings import ABORTED, CUT, DONE, REJECTED, UNFINISHED
+from kvtool.sim.settings import ABORT_HEAD, ABORTED, CUT, DONE, REJECTED, SWAP, UNFINISHED, Settings
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,7 +105,7 @@ class Scheduler:
     def _arrive(self) -> None:
         """R17: the front end takes what has arrived and rejects what can never be served."""
         while self.arrivals and self.arrivals[0][0] <= self.clock_ns:
-            _, index, request = heapq.heappop(self.arrivals)
+            _, _, request = heapq.heappop(self.arrivals)
             if 0 < request.prompt_tokens < self.settings.max_model_len:
                 self.waiting.append(request)
             else:

@@ -101,7 +101,7 @@ def new_state(
 ) -> State:
     """A run that has not begun. If requests are recorded one by one, so is every step."""
     most = min(settings.max_running, settings.num_slots)
-    lines = _records(LINE, most + MOST_HOLES, NONE)
+    lines = records(LINE, most + MOST_HOLES, NONE)
     lines["free"][:most] = np.arange(most)[::-1]
     run = _run_record(allocator, where, settings, warm_up, most)
     sizes = [settings.num_slots]
@@ -113,16 +113,14 @@ def new_state(
     return State(
         run=run,
         lines=lines,
-        sums=_records(SUMS, 2 + POINTS, 0),
-        outcomes=_records(OUTCOME, num_recorded, NONE, zero=("num_preemptions", "generated")),
-        steps=_records(STEP, STEPS_KEPT if num_recorded else 0, 0),
+        sums=records(SUMS, 2 + POINTS, 0),
+        outcomes=records(OUTCOME, num_recorded, NONE, zero=("num_preemptions", "generated")),
+        steps=records(STEP, STEPS_KEPT if num_recorded else 0, 0),
     )
 
 
-def _run_record(
-    allocator: str, where: str, settings: Settings, warm_up: int, most: int
-) -> Records:
-    run = _records(RUN, 1, 0)[0]
+def _run_record(allocator: str, where: str, settings: Settings, warm_up: int, most: int) -> Records:
+    run = records(RUN, 1, 0)[0]
     run.allocator = ALLOCATORS.index(allocator)
     run.placement = PLACEMENTS.index(where) if where else 0
     for name in (
@@ -145,7 +143,7 @@ def _run_record(
     return run
 
 
-def _records(
+def records(
     dtype: np.dtype[np.void], count: int, value: int, *, zero: Iterable[str] = ()
 ) -> Records:
     records = np.full(count * dtype.itemsize // 8, value, np.int64).view(dtype).view(np.recarray)
