@@ -39,6 +39,7 @@ class Engine:
     steps: list[Records] = field(default_factory=list)
     gaps: list[Records] = field(default_factory=list)
     num_rejected: int = 0
+    rejected: list[tuple[int, int]] = field(default_factory=list)
     interrupted: bool = False
     state: State = field(init=False)
 
@@ -87,7 +88,7 @@ class Engine:
             places = np.flatnonzero(accepted)
             self.num_rejected += len(prompt) - len(places)
             if self.recorded:
-                self.state.outcomes["status"][first + np.flatnonzero(~accepted)] = REJECTED
+                self.rejected += [(first + k, requests.arrival_ns[k]) for k in np.flatnonzero(~accepted)]
             queue = _queue(len(places))
             queue.arrival_ns = requests.arrival_ns[places]
             queue.prompt, queue.output = prompt[places], requests.output_tokens[places]
@@ -105,6 +106,12 @@ class Engine:
     def _tell_unfinished(self) -> None:
         """What is known of the requests that have not ended: those that run, and the preempted."""
         run, lines = self.state.run, self.state.lines
+        stopped_early = run.stopped or self.interrupted
+        for index, arrival_ns in self.rejected:
+            if stopped_early and arrival_ns > run.seen_ns:
+                self.num_rejected -= 1  # it never came to the front end
+            else:
+                self.state.outcomes["status"][index] = REJECTED
         live = list(lines["preempted"][: run.preempted])
         at = run.first
         while at != NONE:

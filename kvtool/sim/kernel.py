@@ -73,6 +73,7 @@ def arrive(run: Run, queue: Records) -> None:
         run.clock = max(run.clock, queue[run.head].arrival_ns)
     while run.arrived < len(queue) and queue[run.arrived].arrival_ns <= run.clock:
         run.arrived += 1
+    run.seen_ns = run.clock
     run.crowd = run.running + run.preempted + run.arrived - run.head
 
 
@@ -217,7 +218,7 @@ def preempt(run: Run, lines: Lines, at: int) -> None:
     run.tokens -= tokens
     remove_running(run, lines, at)
     line.computed = 0
-    if run.swaps and blocks <= run.cpu_blocks - run.cpu_used:
+    if run.swaps and run.allocator == PAGED and blocks <= run.cpu_blocks - run.cpu_used:
         line.computed, line.on_cpu = tokens, blocks
         run.cpu_used += blocks
         run.swapped += blocks

@@ -163,7 +163,8 @@ class Scheduler:
         self.result.outcomes[victim.index].num_preemptions += 1
         blocks = self.memory.held_slots(victim) // self.settings.block_size
         room = self.settings.cpu_blocks - self.cpu_blocks
-        if self.settings.preemption == SWAP and blocks <= room:
+        swaps = self.settings.preemption == SWAP and isinstance(self.memory, Paged)
+        if swaps and blocks <= room:
             self.swapped[victim.index] = blocks
             self.cpu_blocks += blocks
             self.result.swapped_blocks += blocks

@@ -49,8 +49,8 @@ RUN = _record(
     # sums over the run
     " done cut aborted preemptions recomputed swapped copied scheduled generated peak stopped"
     " steps_kept gaps_kept width skipped skips"
-    # this step: who is there, tokens, context of those who are not scheduled
-    " crowd now_tokens now_batch now_decoded now_unseen now_context"
+    # this step: arrivals up to when, who is there, tokens, context of those who are not scheduled
+    " seen_ns crowd now_tokens now_batch now_decoded now_unseen now_context"
     # how many stand in its lists, which are columns of the lines
     " ended gaps",
     ("calendar", CALENDAR),
