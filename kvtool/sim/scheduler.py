@@ -72,6 +72,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.clock_ns = 0
         self.cpu_blocks = 0
+        self.num_ended = 0
         self.swapped: dict[int, int] = {}  # request: its blocks on the CPU
         self.think_ns = [] if requests.think_ns is None else requests.think_ns.tolist()
         self.children: dict[int, list[int]] = {}
@@ -90,9 +91,9 @@ class Scheduler:
         self.arrivals = [entry for entry in self.arrivals if entry[0] >= 0]
         heapq.heapify(self.arrivals)
 
-    def run(self) -> Result:
-        """Schedule until nothing is left, or nothing can go on."""
-        while not self.result.stopped:
+    def run(self, *, until_ended: int | None = None) -> Result:
+        """Schedule until nothing is left or can go on, or so many requests have ended."""
+        while not self.result.stopped and (until_ended is None or self.num_ended < until_ended):
             self._arrive()
             if not self.waiting and not self.running:
                 if not self.arrivals:
@@ -248,6 +249,7 @@ class Scheduler:
         """The request is over, and what waits for its end may come."""
         outcome = self.result.outcomes[request.index]
         outcome.status = status
+        self.num_ended += 1
         if status != REJECTED:
             outcome.generated = request.generated
             outcome.finish_step = len(self.result.steps) - 1

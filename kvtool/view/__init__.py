@@ -42,9 +42,50 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Bars:
+    """Stacked bars, one below the other: the parts of each name, in the order of `parts`."""
+
+    title: str
+    x_label: str
+    parts: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[float, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Areas:
+    """Parts of a whole over x, stacked: `values` has the values of each part."""
+
+    title: str
+    x_label: str
+    parts: tuple[str, ...]
+    x: tuple[float, ...]
+    values: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strip:
+    """A strip of memory from 0 to `length`: pieces of (start, size, filled, owner), white between.
+
+    What is filled of a piece has the owner's full colour, the rest a pale one.
+    """
+
+    title: str
+    length: int
+    pieces: tuple[tuple[int, int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panels:
+    """Several small pictures, one below the other, with one legend for their parts."""
+
+    title: str
+    panels: tuple[Bars | Areas | Strip, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """The human side of a run. Sentences belong to the answer and are printed below the tables."""
 
     tables: tuple[Table, ...]
     sentences: tuple[str, ...] = ()
-    chart: Chart | None = None
+    chart: Chart | Panels | None = None

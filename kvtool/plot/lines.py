@@ -1,35 +1,18 @@
-"""Charts as PNG and SVG: matplotlib without pyplot, the same bytes for the same chart."""
+"""A chart of lines: sizes against contexts, curves against capacities."""
 
 from __future__ import annotations
 
-import io
 import math
 import re
-import warnings
 from typing import TYPE_CHECKING, Any
 
-from kvtool.errors import missing_matplotlib
+from kvtool.plot.style import GREY, PALETTE
 from kvtool.units import KIB, format_bytes
 from kvtool.view import Chart
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Okabe and Ito's colours: told apart by colour-blind readers too."""
-
-GREY = "#6b6b6b"
-_STYLE: dict[Any, Any] = {
-    "text.parse_math": False,  # a $ in a model's name is a dollar
-    "svg.hashsalt": "kvtool",  # without it every file gets its own random ids
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": GREY,
-    "axes.titlesize": 12,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-}
 _UNIT = re.compile(r"\b(bytes|tokens)\b", re.IGNORECASE)
 _MOST_INSIDE = 6
 """Lines whose legend still finds room between them; more are named below the axes."""
@@ -37,36 +20,20 @@ _LEGEND_WIDTH, _LEGEND_ROW = 110, 0.22  # letters across the picture; inches of 
 _LEVEL_GAP = 0.045  # of the height: less, and two labels touch
 
 
-def draw(chart: Chart, format: str) -> bytes:
-    """The chart as the bytes of a picture; `format` is png or svg.
+def fill(figure: Any, chart: Chart) -> None:
+    """Lines and dashed levels on one pair of axes.
 
     An axis whose label says bytes has binary units on its ticks (GiB), one that says tokens has 8k.
     """
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise missing_matplotlib() from error
-
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # a matplotlibrc of the user's must not change the picture
-        matplotlib.rcParams.update(_STYLE)
-        figure = Figure(figsize=(8, 4.8), layout="constrained")
-        axes = figure.add_subplot()
-        _draw_lines(axes, chart)
-        _scale(axes, "x", chart.x_label, log=chart.log_x)
-        _scale(axes, "y", chart.y_label, log=chart.log_y)
-        _name_levels(axes, chart)
-        _name_lines(figure, axes, chart)
-        axes.set_title(chart.title, pad=12)
-        axes.grid(color="#e4e4e4", linewidth=0.8)
-        axes.set_axisbelow(True)
-        out = io.BytesIO()
-        metadata = {"Date": None} if format == "svg" else {}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a name in a script that the font lacks
-            figure.savefig(out, format=format, dpi=160, metadata=metadata)
-    return out.getvalue()
+    axes = figure.add_subplot()
+    _draw_lines(axes, chart)
+    _scale(axes, "x", chart.x_label, log=chart.log_x)
+    _scale(axes, "y", chart.y_label, log=chart.log_y)
+    _name_levels(axes, chart)
+    _name_lines(figure, axes, chart)
+    axes.set_title(chart.title, pad=12)
+    axes.grid(color="#e4e4e4", linewidth=0.8)
+    axes.set_axisbelow(True)
 
 
 def _draw_lines(axes: Any, chart: Chart) -> None:

@@ -1,0 +1,104 @@
+"""Small pictures below each other: stacked bars, shares over time, strips of memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvtool.plot.style import GREY, PALETTE
+from kvtool.view import Areas, Bars, Panels, Strip
+
+BAR_HEIGHT, AREA_HEIGHT, STRIP_HEIGHT = 0.32, 1.1, 0.5
+"""Inches of a bar, of a panel of areas and of a strip of memory."""
+WIDTH = 9.0
+PARTS = ("#0072b2", "#56b4e9", "#d55e00", "#cc79a7", "#e69f00", "#ececec")
+"""Six shares, from used to idle: blues are a request's own, warm colours are waste."""
+ROWS_OF_STRIP = 4
+"""A strip is long and thin: it is broken into lines, as text is."""
+
+
+def fill(figure: Any, picture: Panels) -> None:
+    """One axes for each panel, as high as it needs to be."""
+    heights = [_height(panel) for panel in picture.panels]
+    figure.set_size_inches(WIDTH, sum(heights) + 1.1)
+    grid = figure.add_gridspec(len(heights), 1, height_ratios=heights)
+    named: dict[str, Any] = {}
+    for place, panel in enumerate(picture.panels):
+        axes = figure.add_subplot(grid[place, 0])
+        axes.set_title(panel.title, fontsize=10, pad=4)
+        if isinstance(panel, Bars):
+            named |= _bars(axes, panel)
+        elif isinstance(panel, Areas):
+            named |= _areas(axes, panel)
+        else:
+            _strip(axes, panel)
+    figure.suptitle(picture.title, x=0.01, ha="left", fontweight="bold", fontsize=12)
+    if named:
+        figure.legend(
+            named.values(), named.keys(), loc="outside lower center", ncols=6, frameon=False
+        )
+
+
+def _height(panel: Bars | Areas | Strip) -> float:
+    if isinstance(panel, Bars):
+        return 0.55 + BAR_HEIGHT * len(panel.rows)
+    return (AREA_HEIGHT if isinstance(panel, Areas) else STRIP_HEIGHT) + 0.45
+
+
+def _bars(axes: Any, panel: Bars) -> dict[str, Any]:
+    names = [name for name, _ in panel.rows]
+    left = [0.0] * len(names)
+    handles = {}
+    for part, name in enumerate(panel.parts):
+        widths = [values[part] for _, values in panel.rows]
+        colour = PARTS[part % len(PARTS)]
+        handles[name] = axes.barh(range(len(names)), widths, left=left, color=colour, height=0.75)
+        for place, width in enumerate(widths):
+            if width >= 0.05:
+                axes.text(
+                    left[place] + width / 2, place, f"{width:.0%}", ha="center", va="center",
+                    fontsize=8, color="white" if part in (0, 2) else "black",
+                )  # fmt: skip
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.set_xlim(0, max(1.0, *left))
+    axes.set_xlabel(panel.x_label, fontsize=9)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    return handles
+
+
+def _areas(axes: Any, panel: Areas) -> dict[str, Any]:
+    colours = [PARTS[part % len(PARTS)] for part in range(len(panel.parts))]
+    stack = axes.stackplot(panel.x, *panel.values, colors=colours, step="mid", linewidth=0)
+    axes.set_xlim(panel.x[0], panel.x[-1] if panel.x[-1] > panel.x[0] else panel.x[0] + 1)
+    axes.set_ylim(0, 1)
+    axes.set_xlabel(panel.x_label, fontsize=9)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+    return dict(zip(panel.parts, stack, strict=True))
+
+
+def _strip(axes: Any, panel: Strip) -> None:
+    """Lines of equal length below each other; a piece may go on in the next line."""
+    line = -(-panel.length // ROWS_OF_STRIP)
+    for start, size, filled, owner in panel.pieces:
+        colour = PALETTE[owner % (len(PALETTE) - 1)]
+        _piece(axes, line, start + filled, size - filled, color=colour, alpha=0.25)
+        _piece(axes, line, start, filled, color=colour)
+    for row in range(ROWS_OF_STRIP):
+        width = min(line, panel.length - row * line)
+        axes.barh(row, width, left=0, height=0.86, fill=False, edgecolor=GREY, linewidth=0.6)
+    axes.set_xlim(0, line)
+    axes.set_ylim(ROWS_OF_STRIP - 0.5, -0.5)
+    axes.set_yticks([])
+    axes.set_xticks([])
+    for side in ("left", "bottom"):
+        axes.spines[side].set_visible(False)
+
+
+def _piece(axes: Any, line: int, start: int, size: int, **look: Any) -> None:
+    while size > 0:
+        row, offset = divmod(start, line)
+        here = min(size, line - offset)
+        axes.barh(row, here, left=offset, height=0.86, linewidth=0, **look)
+        start, size = start + here, size - here

@@ -1,0 +1,155 @@
+"""The requests that a run is given: a made workload or a trace, and when its requests arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from kvtool.errors import usage_error
+from kvtool.lengths import sampler
+from kvtool.requests import SECOND_NS, Requests
+from kvtool.trace import Trace
+from kvtool.workload import CHUNK, MAX_RUN_S, Workload, chunks
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Column = NDArray[np.int64]
+
+SATURATED, AS_TRACED = "saturated", "trace"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """`source()` gives the requests anew, a chunk at a time, in the order of arrival.
+
+    `longest_tokens`: prompt and output of the longest request, where the requests are at hand.
+    """
+
+    name: str
+    num_requests: int
+    rate: str
+    source: Callable[[], Iterator[Requests]]
+    outputs: Callable[[int], Column]
+    """Output tokens of each of n samples of every request: shape (num_requests, n)."""
+    longest_tokens: int | None = None
+
+
+def made_traffic(workload: Workload, rate: str) -> Traffic:
+    """A made workload: all its requests at the start, or Poisson arrivals of so many a second."""
+    if rate == AS_TRACED:
+        raise usage_error(
+            "--rate trace needs a --trace with time stamps", "give --rate saturated or a number"
+        )
+    workload = replace(workload, rate=rate_of(rate))
+    return Traffic(
+        name=workload.name,
+        num_requests=workload.num_requests,
+        rate=rate,
+        source=lambda: chunks(workload),
+        outputs=lambda samples: _made_outputs(workload, samples),
+    )
+
+
+def traced_traffic(trace: Trace, rate: str, seed: int) -> Traffic:
+    """A trace: all at the start, at its own time stamps, or Poisson arrivals of so many a second."""
+    import numpy as np
+
+    requests = trace.requests
+    if requests.parent is not None:
+        raise usage_error(
+            f"{trace.name}: its requests wait for each other (parent)",
+            "kvtool simulate replays them; here, give requests with arrivals of their own",
+        )
+    if rate == AS_TRACED and not trace.has_arrivals:
+        raise usage_error(
+            f"--rate trace: {trace.name} has no time stamps", "give --rate saturated or a number"
+        )
+    if rate == AS_TRACED:
+        requests = requests.take(np.argsort(requests.arrival_ns, kind="stable"))
+    else:
+        arrivals = _poisson(len(requests), rate_of(rate), seed)
+        requests = replace(requests, arrival_ns=arrivals)
+    return Traffic(
+        name=trace.name,
+        num_requests=len(requests),
+        rate=rate,
+        source=lambda: _pieces(requests),
+        outputs=lambda samples: np.repeat(requests.output_tokens[:, None], samples, axis=1),
+        longest_tokens=int((requests.prompt_tokens + requests.output_tokens).max()),
+    )
+
+
+def rate_of(rate: str) -> float | None:
+    """Requests a second as typed; None for saturated."""
+    if rate == SATURATED:
+        return None
+    try:
+        value = float(rate)
+    except ValueError:
+        value = 0.0
+    if not 1e-6 <= value <= 1e9:
+        raise usage_error(
+            f"--rate: '{rate}' is no rate",
+            "give saturated, trace, or requests a second such as 4 or 0.5",
+        )
+    return value
+
+
+def one_by_one(traffic: Traffic, samples: int, shared_prefix: int) -> Iterator[Requests]:
+    """The same work without sharing: each sample is a request with the whole prompt."""
+    import numpy as np
+
+    if samples == 1 and shared_prefix == 0:
+        yield from traffic.source()
+        return
+    outputs, first = traffic.outputs(samples), 0
+    for requests in traffic.source():
+        own = outputs[first : first + len(requests)]
+        first += len(requests)
+        yield Requests(
+            arrival_ns=np.repeat(requests.arrival_ns, samples),
+            prompt_tokens=np.repeat(requests.prompt_tokens + shared_prefix, samples),
+            output_tokens=own.reshape(-1),
+        )
+
+
+def all_requests(traffic: Traffic) -> Requests:
+    """The requests in one piece."""
+    import numpy as np
+
+    pieces = [requests.columns() for requests in traffic.source()]
+    names = ("arrival_ns", "prompt_tokens", "output_tokens")
+    return Requests(**{name: np.concatenate([one[name] for one in pieces]) for name in names})
+
+
+def _made_outputs(workload: Workload, samples: int) -> Column:
+    """The requests' own outputs first, the other samples' from the same distribution."""
+    import numpy as np
+
+    firsts = np.concatenate([requests.output_tokens for requests in chunks(workload)])
+    rng = np.random.default_rng(np.random.SeedSequence(workload.seed).spawn(4)[3])
+    others = sampler(workload.output)(rng, workload.num_requests * (samples - 1))
+    return np.column_stack([firsts, others.reshape(workload.num_requests, samples - 1)])
+
+
+def _pieces(requests: Requests) -> Iterator[Requests]:
+    import numpy as np
+
+    for start in range(0, len(requests), CHUNK):
+        yield requests.take(np.arange(start, min(start + CHUNK, len(requests))))
+
+
+def _poisson(count: int, rate: float | None, seed: int) -> Column:
+    import numpy as np
+
+    if rate is None:
+        return np.zeros(count, dtype=np.int64)
+    if count > rate * MAX_RUN_S:
+        raise usage_error(
+            f"{count:,} requests at {rate:g} a second take more than 4 years", "raise the --rate"
+        )
+    gaps = np.random.default_rng(seed).standard_exponential(count) * (SECOND_NS / rate)
+    return np.cumsum(np.rint(gaps).astype(np.int64))

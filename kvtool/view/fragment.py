@@ -1,0 +1,227 @@
+"""How `kvtool fragment` looks: the shares of the pool by allocator, a verdict, and its picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kvtool.run import Row, Run
+from kvtool.view import Areas, Bars, Panels, Strip, Table, View
+from kvtool.view.words import counted, number
+
+SHARES = ("token", "reserved", "internal", "padding", "external", "idle")
+MEANING = (
+    "█ tokens  ▓ reserved for later tokens  ▒ internal: held, never used  ░ padding  "
+    "· external: free, and the next request does not fit  blank: idle"
+)
+BAR = "█▓▒░· "
+BAR_WIDTH = 32
+VARYING = ("workload", "rate", "n", "shared_prefix", "block_size", "num_blocks", "pool_tokens")
+VARYING += ("max_model_len", "max_num_seqs", "max_batched_tokens", "requests")
+WORST = ("max", "static-batch", "pow2", "grow", "oracle")
+"""What paged is set against, the first that was run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Film:
+    """What a picture shows of a row besides its shares: (steps, shares) over time, and a map."""
+
+    series: tuple[tuple[int, tuple[float, ...]], ...] = ()
+    regions: tuple[tuple[int, int, int, int], ...] | None = None
+
+
+def view(run: Run, films: Sequence[Film] = ()) -> View:
+    """A table with a stacked bar in each row, and what it comes to."""
+    return View(
+        tables=(_table(run.rows),),
+        sentences=(MEANING, *_verdicts(run.rows), *_doubts(run.rows)),
+        chart=_picture(run.rows, films) if films else None,
+    )
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    varying = _varying(rows)
+    sharing = any(row["saved_share"] or row["n"] > 1 or row["shared_prefix"] for row in rows)
+    more = ("saved", "copies") if sharing else ()
+    measures = (*SHARES, "mean batch", "peak", "preempted", "rejected", *more)
+    columns = ("allocator", *(name.replace("_", " ") for name in varying), *measures, "pool")
+    return Table(
+        columns=columns,
+        rows=tuple(_cells(row, varying, sharing) for row in rows),
+        right=frozenset(columns) - {"allocator", "pool"},
+    )
+
+
+def _cells(row: Row, varying: Sequence[str], sharing: bool) -> tuple[str, ...]:
+    saved = (f"{row['saved_share']:.1%}", number(row["copied_blocks"])) if sharing else ()
+    return (
+        named(row),
+        *(_value(row[name]) for name in varying),
+        *(f"{row[f'{share}_share']:.1%}" for share in SHARES),
+        f"{row['mean_batch']:.2f}",
+        number(row["peak_batch"]),
+        number(row["preemptions"]),
+        number(row["rejected"]),
+        *saved,
+        bar(row),
+    )
+
+
+def named(row: Row) -> str:
+    """'max, buddy': the allocator and, if it has one, its placement."""
+    return ", ".join(filter(None, (row["allocator"], row["placement"])))
+
+
+def bar(row: Row) -> str:
+    """The six shares as so many letters; the largest remainders get what rounding leaves over."""
+    exact = [row[f"{share}_share"] * BAR_WIDTH for share in SHARES]
+    whole = [int(width) for width in exact]
+    by_rest = sorted(range(len(exact)), key=lambda k: exact[k] - whole[k], reverse=True)
+    for place in by_rest[: max(0, round(sum(exact)) - sum(whole))]:
+        whole[place] += 1
+    return "".join(letter * width for letter, width in zip(BAR, whole, strict=True))
+
+
+def _value(value: object) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _varying(rows: Sequence[Row]) -> list[str]:
+    """What tells the rows of one allocator apart."""
+    paged_only = {"block_size", "num_blocks"}
+    found = []
+    for name in VARYING:
+        values = {row[name] for row in rows if name not in paged_only or row[name] is not None}
+        derived = name in ("num_blocks", "pool_tokens", "requests") and found
+        if len(values) > 1 and not derived:
+            found.append(name)
+    return found
+
+
+def _verdicts(rows: Sequence[Row]) -> list[str]:
+    """Paged against the worst reservation of the same traffic and pool, a line for each set."""
+    said = []
+    for setting, group in _settings(rows).items():
+        paged = next((row for row in group if row["allocator"] == "paged"), None)
+        others = [row for name in WORST for row in group if row["allocator"] == name]
+        said.append(f"{setting}{_verdict(paged, others[0] if others else None, group)}")
+    return said
+
+
+def _settings(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of one case: all allocators, and the paged row of each block size on its own."""
+    varying = [name for name in _varying(rows) if name not in ("num_blocks", "pool_tokens")]
+    paged = [row for row in rows if row["allocator"] == "paged"]
+    shared = [name for name in varying if name not in ("block_size", "requests")]
+    groups: dict[str, list[Row]] = {}
+    for lead in paged or rows[:1]:
+        name = ", ".join(f"{one.replace('_', ' ')} {_value(lead[one])}" for one in varying)
+        rest = [
+            row
+            for row in rows
+            if row["allocator"] != "paged" and all(row[key] == lead[key] for key in shared)
+        ]
+        groups[f"{name}: " if name else ""] = [lead, *rest] if paged else list(rows)
+    return groups
+
+
+def _verdict(paged: Row | None, other: Row | None, group: Sequence[Row]) -> str:
+    doing = {
+        "max": "reserving the maximum keeps",
+        "static-batch": "static batches keep",
+        "pow2": "reserving a power of two keeps",
+        "grow": "growing regions keep",
+        "oracle": "even knowing the output keeps",
+    }
+    if paged is None:
+        best = max(group, key=lambda row: row["token_share"])
+        return f"{named(best)} keeps {best['token_share']:.0%} of the pool in use, the most of these"
+    text = f"paged keeps {paged['token_share']:.0%} of the pool in use"
+    if other is not None:
+        text += f" where {doing[other['allocator']]} {other['token_share']:.0%}"
+        if other["mean_batch"]:
+            text += f": {paged['mean_batch'] / other['mean_batch']:.1f}x the batch"
+    if paged["saved_share"]:
+        text += f"; sharing saves {paged['saved_share']:.1%} of its blocks"
+    return text
+
+
+def _doubts(rows: Sequence[Row]) -> list[str]:
+    """What a reader must know before believing the table."""
+    said = []
+    for row in rows:
+        if row["prompt_too_long"]:
+            said.append(
+                f"{named(row)}: {counted(row['prompt_too_long'], 'request')} rejected, because the "
+                f"prompt leaves no room below max_model_len {row['max_model_len']:,}"
+            )
+        if row["larger_than_pool"]:
+            said.append(
+                f"{named(row)}: {counted(row['larger_than_pool'], 'request')} rejected, because "
+                f"the pool of {row['pool_tokens']:,} tokens could never hold what it must"
+            )
+        if row["cut"]:
+            said.append(
+                f"{named(row)}: {counted(row['cut'], 'request')} cut short at max_model_len "
+                f"{row['max_model_len']:,}"
+            )
+    said += _limits(rows)
+    return list(dict.fromkeys(said))
+
+
+def _limits(rows: Sequence[Row]) -> list[str]:
+    said = []
+    if any(row["whole_run"] for row in rows):
+        said.append(
+            "the run is too short to leave warm-up and drain out: the shares are of all its steps"
+        )
+    bound = [row for row in rows if row["peak_batch"] == row["max_num_seqs"]]
+    if bound:
+        said.append(
+            f"{named(bound[0])}: max_num_seqs {bound[0]['max_num_seqs']:,} was reached, so that "
+            "it, not memory, may bound the batch: raise it to see the memory alone"
+        )
+    idle = [row for row in rows if row["idle_share"] > 0.5 and row["allocator"] == "paged"]
+    if idle and not bound:
+        said.append(
+            "most of the pool is idle: the traffic does not need this much memory (a smaller pool "
+            "or a higher --rate shows how it fills)"
+        )
+    return said
+
+
+def _picture(rows: Sequence[Row], films: Sequence[Film]) -> Panels:
+    varying = _varying(rows)
+    names = [", ".join([named(row), *(_said(row, one) for one in varying)]) for row in rows]
+    shares = tuple(tuple(row[f"{share}_share"] for share in SHARES) for row in rows)
+    panels: list[Bars | Areas | Strip] = [
+        Bars(
+            title="shares of the pool, averaged over steps",
+            x_label="of the pool's slots",
+            parts=SHARES,
+            rows=tuple(zip(names, shares, strict=True)),
+        )
+    ]
+    for name, film in zip(names, films, strict=True):
+        if film.series:
+            panels.append(_areas(name, film))
+    for name, row, film in zip(names, rows, films, strict=True):
+        if film.regions is not None:
+            title = f"{name}: who holds which slots after some requests (pale: held, unused)"
+            panels.append(Strip(title=title, length=row["pool_tokens"], pieces=film.regions))
+    return Panels(title="Where the KV pool goes", panels=tuple(panels))
+
+
+def _said(row: Row, name: str) -> str:
+    return "" if row[name] is None else f"{name.replace('_', ' ')} {_value(row[name])}"
+
+
+def _areas(name: str, film: Film) -> Areas:
+    x, step = [], 0
+    for steps, _ in film.series:
+        x.append(step + steps / 2)
+        step += steps
+    values = tuple(tuple(shares[part] for _, shares in film.series) for part in range(len(SHARES)))
+    return Areas(title=f"{name}: over time", x_label="step", parts=SHARES, x=tuple(x), values=values)
