@@ -15,9 +15,11 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 	@echo "Options: VENV=$(VENV), PYTHON=/path/to/python3, JOBS=$(JOBS), PYTEST_ARGS='-k size'"
 
-demo: core ## install kvtool alone into .venv and size two models: no GPU
+demo: core ## install kvtool alone into .venv: sizes, the waste of a pool, two forks; no GPU
 	$(BIN)/kvtool size llama-3-70b -c 8k -b 1,64
 	$(BIN)/kvtool size gemma-3-27b --explain
+	$(BIN)/kvtool fragment --dist zipf
+	$(BIN)/python scripts/demo_forks.py
 
 test: full ## the tests, with every extra; not the slow ones
 	$(RUN) pytest -n $(JOBS) -m "not slow" $(PYTEST_ARGS)

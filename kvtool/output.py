@@ -107,6 +107,10 @@ class Output:
             if not (self.print_result and self.format == "json"):
                 self._tell("Note", text)
 
+    def aside(self, text: str) -> None:
+        """What is true of this moment only: on stderr, never in the notes of the run."""
+        self._tell("Note", text)
+
     def detail(self, text: str) -> None:
         """What only `-v` wants to know, on stderr."""
         if self.verbose:

@@ -5,8 +5,8 @@
     python scripts/accuracy.py --write            docs/accuracy.md anew, from tests/data
 
 Rows are hf_cache (what transformers 5.24 holds in its cache objects), vllm_kv (a model, its
-parallelism and lengths, and the pool that vLLM 0.32 lays out) and vllm_groups (the same for mixes of
-layer specs). The block size that was asked for is not in vLLM's rows: it was 16, or 64 in a second
+parallelism and lengths, and the pool that vLLM 0.32 lays out), vllm_groups (the same for mixes of
+layer specs) and scheduler (runs of vLLM 0.32's scheduler, those that kvtool models). The block size that was asked for is not in vLLM's rows: it was 16, or 64 in a second
 set, so a row is compared with what 16 makes, and with what 64 makes if 16 makes another block size
 than the row's.
 """
@@ -14,6 +14,7 @@ than the row's.
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ from kvtool.engines.vllm_specs import CLASSES
 from kvtool.errors import KvtoolError
 from kvtool.model import ModelShape, read_model
 
+SCHEDULER = "accuracy_scheduler"  # the script beside this one
 Row = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "tests/data"
@@ -38,6 +40,10 @@ WHAT = {
     "hf_cache": ("bytes of transformers 5.24.0's cache objects, by kind of tensor", "model types"),
     "vllm_kv": ("pools of vLLM 0.32.0: groups, blocks, bytes, tokens, concurrency", "models"),
     "vllm_groups": ("pools of vLLM 0.32.0 for hand-made mixes of layers", "mixes"),
+    "scheduler": (
+        "decisions of vLLM 0.32.0's scheduler, request by request and step by step",
+        "families",
+    ),
 }
 LIMITS = """## What this does not show
 
@@ -50,9 +56,21 @@ LIMITS = """## What this does not show
   Pipeline stages, context parallelism, draft models and MTP have no rows: they follow vLLM's source.
 - vLLM layouts that are not modelled are refused by name: encoder-decoders but Whisper, Llama 3.2
   Vision, RWKV, RecurrentGemma, DeepSeek-V4, MiniMax-M3 and some hybrids.
+- The scheduler's rows are first come first served, without prefix caching and without asynchronous
+  scheduling; step times were a law, not a GPU. `generated` counts tokens of requests that ended.
 - `ideal` is arithmetic: it is held to 48 sizes derived by hand (tests/golden/sizes.json) and to
   the shapes above, not to an engine.
 """
+
+
+def beside(name: str) -> Any:
+    """A script of this folder as a module, from wherever this one was loaded."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 class Result(NamedTuple):
@@ -173,6 +191,7 @@ def from_tests() -> tuple[dict[str, list[Row]], Callable[[Row], Any]]:
         "hf_cache": hf_rows,
         "vllm_kv": packed("vllm_kv_rows.jsonl.gz"),
         "vllm_groups": packed("vllm_groups_rows.jsonl.gz"),
+        "scheduler": packed("scheduler.jsonl.gz"),
     }
     return (
         rows,
@@ -191,7 +210,9 @@ def from_folders(truth: Path, configs: Path) -> tuple[dict[str, list[Row]], Call
     def read(name: str) -> list[Row]:
         return [json.loads(line) for line in (truth / f"{name}.jsonl").read_text().splitlines()]
 
-    return {name: read(name) for name in WHAT}, config_of
+    rows = {name: read(name) for name in WHAT}
+    rows["scheduler"] = [row for row in rows["scheduler"] if beside(SCHEDULER).covered(row)]
+    return rows, config_of
 
 
 def compare(rows: dict[str, list[Row]], config_of: Callable[[Row], Any]) -> dict[str, Result]:
@@ -203,7 +224,9 @@ def compare(rows: dict[str, list[Row]], config_of: Callable[[Row], Any]) -> dict
         off = []
         for row in items:
             try:
-                if "specs" in row and "model" not in row:
+                if name == "scheduler":
+                    found = list(beside(SCHEDULER).differences(row))
+                elif "specs" in row and "model" not in row:
                     found = group_differences(row)
                 else:
                     config = config_of(row)
@@ -216,12 +239,20 @@ def compare(rows: dict[str, list[Row]], config_of: Callable[[Row], Any]) -> dict
                 found = [error.message]
             if found:
                 off.append(f"{_called(row)}: {'; '.join(found)}")
-        models = {row.get("model_type", row.get("model", row.get("case"))) for row in items}
+        models = {_kind(row) for row in items}
         results[name] = Result(len(items), len(models), off)
     return results
 
 
+def _kind(row: Row) -> str:
+    """What the rows of a file are of."""
+    names = ("model_type", "model", "case", "family")
+    return str(next(row[name] for name in names if name in row))
+
+
 def _called(row: Row) -> str:
+    if "family" in row:
+        return f"scenario {row['id']}"
     if "model_type" in row:
         return f"{row['model_type']} {row['variant']}, {row['cache']}, {row['dtype']}"
     return (
@@ -245,7 +276,7 @@ def report(results: dict[str, Result]) -> str:
     lines += ["", "## Rows that are not exact", ""]
     off = [f"- {WHAT[name][0]}: {text}" for name, result in results.items() for text in result.off]
     lines += off or ["None."]
-    lines += ["", LIMITS]
+    lines += ["", *beside(SCHEDULER).figure_2(), "", LIMITS]
     return "\n".join(lines)
 
 

@@ -98,10 +98,11 @@ NumRequestsOpt = Annotated[
     ),
 ]  # fmt: skip
 RateOpt = Annotated[
-    str,
+    str | None,
     typer.Option(
-        "--rate", metavar="RATE", rich_help_panel=TRAFFIC,
-        help="saturated (all wait from the start), requests a second (Poisson), or trace: 2,4.",
+        "--rate", metavar="RATE", rich_help_panel=TRAFFIC, show_default=False,
+        help="saturated (default: all wait from the start), requests a second (Poisson), or trace, "
+        "its own time stamps: saturated,2,4.",
     ),
 ]  # fmt: skip
 SamplesOpt = Annotated[

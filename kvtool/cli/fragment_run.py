@@ -61,7 +61,7 @@ def cases_of(
 def run_cases(cases: Sequence[Case], out: Output) -> tuple[list[Measured], KvtoolError | None]:
     """The rows, and the interruption that ended them early if there was one."""
     if compiles():
-        out.detail_or_note("compiling the simulator, once on this machine: about 5 s")
+        out.aside("compiling the simulator, once on this machine: about 5 s")
     measured: list[Measured] = []
     for case in cases:
         count = case.traffic.num_requests * case.samples

@@ -23,6 +23,7 @@ MEANS = {"prompt": 161.31, "output": 337.99}
 """Of ShareGPT: vLLM paper, section 6.1."""
 CAP = 1024
 LONGEST, LONGEST_OF_TRACE = 2048, 2**20
+BLOCK_SIZE = 16
 PAPER_SLOTS, LONGEST_IN_POOL = 15_728, 8
 """The default pool: what OPT-13B has in 12 GiB (vLLM paper, table 1), or so many longest requests."""
 MOST_REQUESTS = 10**9
@@ -155,6 +156,14 @@ def _longest(given: Mapping[str, Any], preset: WorkloadPreset | None, trace: Tra
         return LONGEST
     most = int((trace.requests.prompt_tokens + trace.requests.output_tokens).max())
     return min(LONGEST_OF_TRACE, max(LONGEST, 1 << max(0, most - 1).bit_length()))
+
+
+def resolved(given: Mapping[str, Any], traffics: Traffics) -> dict[str, Any]:
+    """The options with what the workload says where the user says nothing."""
+    preset = traffics.preset
+    block_size = given["block_size"] or (preset.block_size if preset else None) or BLOCK_SIZE
+    longest = given["max_model_len"] or traffics.longest
+    return {**given, "block_size": str(block_size), "max_model_len": str(longest)}
 
 
 def pools_of(given: Mapping[str, Any], traffics: Traffics) -> tuple[list[Pool], list[str]]:

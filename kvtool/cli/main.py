@@ -34,6 +34,11 @@ class Entry(NamedTuple):
 COMMANDS: dict[str, Entry] = {
     "size": Entry("kvtool.cli.size", ANALYSE, "How many bytes does the KV cache take?"),
     "check": Entry("kvtool.cli.check", ANALYSE, "Is that what really gets allocated?"),
+    "fragment": Entry(
+        "kvtool.cli.fragment",
+        ANALYSE,
+        "How much of the pool is wasted, by which allocator?",
+    ),
     "presets": Entry(
         "kvtool.cli.presets", ANALYSE, "What is known: models and GPUs, each with its source."
     ),

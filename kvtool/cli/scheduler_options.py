@@ -1,0 +1,254 @@
+"""The options of vLLM's scheduler, for each command that runs it, and their product as settings."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from itertools import product
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvtool.errors import KvtoolError, did_you_mean, usage_error
+from kvtool.units import MAX_COUNT, MAX_LIST, parse_counts
+
+if TYPE_CHECKING:
+    from kvtool.sim.settings import StepTime
+
+SCHEDULER = "Scheduler"
+MAX_BLOCK_SIZE = 2**16
+MAX_BLOCKS = 2**31
+MAX_SEQS = 2**16
+MAX_STEP_NS = 10**12
+MOST_ROWS = 10_000
+ON_STALL = ("abort-head", "stop")
+STEP_TIME = "base_ns=10000000,token_ns=20000,context_ns=1"
+
+
+def _numbers(flag: str, help: str, *, metavar: str = "TOKENS", default: str = "") -> Any:
+    """An option that takes a list; without a default it may be left out."""
+    text = f"{help} Default: {default}." if default else help
+    return typer.Option(
+        flag, metavar=metavar, rich_help_panel=SCHEDULER, show_default=not default, help=text
+    )
+
+
+def _flag(flags: str, help: str) -> Any:
+    return typer.Option(flags, rich_help_panel=SCHEDULER, help=help)
+
+
+NumBlocksOpt = Annotated[
+    str, _numbers("--num-blocks", "Blocks of the pool, without vLLM's null block.", metavar="N")
+]
+BlockSizeOpt = Annotated[str, _numbers("--block-size", "Tokens of a block.")]
+MaxModelLenOpt = Annotated[
+    str, _numbers("--max-model-len", "The longest request: prompt and output.")
+]
+MaxNumSeqsOpt = Annotated[
+    str, _numbers("--max-num-seqs", "Requests that may run at once.", metavar="N")
+]
+MaxActiveOpt = Annotated[
+    str | None,
+    _numbers(
+        "--max-num-active-seqs", "Admit only below so many that run.",
+        metavar="N", default="--max-num-seqs",
+    ),
+]  # fmt: skip
+MaxBatchedOpt = Annotated[
+    str, _numbers("--max-batched-tokens", "Tokens of a step (max_num_batched_tokens).")
+]
+MaxScheduledOpt = Annotated[
+    str | None,
+    _numbers(
+        "--max-scheduled-tokens", "Tokens that a step may schedule, if fewer.",
+        default="--max-batched-tokens",
+    ),
+]  # fmt: skip
+ChunkedOpt = Annotated[
+    bool,
+    _flag(
+        "--chunked-prefill/--no-chunked-prefill", "Cut a prompt that does not fit a step's tokens."
+    ),
+]
+WatermarkOpt = Annotated[
+    str,
+    _numbers(
+        "--watermark", "Share of the pool that an admission leaves free, from 0 to below 1.",
+        metavar="SHARE",
+    ),
+]  # fmt: skip
+FullPromptOpt = Annotated[
+    bool,
+    _flag(
+        "--reserve-full-prompt/--no-reserve-full-prompt",
+        "Admit a request only if its whole prompt would fit (scheduler_reserve_full_isl).",
+    ),
+]
+LongPrefillOpt = Annotated[
+    str,
+    _numbers(
+        "--long-prefill-threshold", "The most tokens of one prompt in a step with others; 0: no such limit."
+    ),
+]  # fmt: skip
+LongAdaptiveOpt = Annotated[
+    bool,
+    _flag(
+        "--long-prefill-adaptive", "Raise that to an even share of the step's tokens, if larger."
+    ),
+]
+PrefixCachingOpt = Annotated[
+    bool, _flag("--prefix-caching/--no-prefix-caching", "Share blocks: not modelled yet.")
+]
+PolicyOpt = Annotated[
+    str,
+    typer.Option(
+        "--policy", metavar="POLICY", rich_help_panel=SCHEDULER,
+        help="fcfs: first come, first served. priority: not modelled yet.",
+    ),
+]  # fmt: skip
+AsyncOpt = Annotated[
+    bool,
+    _flag(
+        "--async-scheduling/--no-async-scheduling",
+        "Schedule a step before the last one's output is there: not modelled yet.",
+    ),
+]
+FinishByOpt = Annotated[
+    str,
+    typer.Option(
+        "--finish-by", metavar="WAY", rich_help_panel=SCHEDULER,
+        help="max-tokens, or eos: the same schedule, unless it is asynchronous.",
+    ),
+]  # fmt: skip
+OnStallOpt = Annotated[
+    str,
+    typer.Option(
+        "--on-stall", metavar="WAY", rich_help_panel=SCHEDULER,
+        help="When the head of the queue can never run: abort-head, or stop the run.",
+    ),
+]  # fmt: skip
+StepTimeOpt = Annotated[
+    str,
+    typer.Option(
+        "--step-time", metavar="LAW", rich_help_panel=SCHEDULER,
+        help="ns of a step: base + token × its tokens + context × the context of its requests.",
+    ),
+]  # fmt: skip
+
+_COUNTS: dict[str, tuple[int, int]] = {
+    "block_size": (1, MAX_BLOCK_SIZE),
+    "max_model_len": (1, MAX_COUNT),
+    "max_num_seqs": (1, MAX_SEQS),
+    "max_num_active_seqs": (1, MAX_SEQS),
+    "max_batched_tokens": (1, MAX_COUNT),
+    "max_scheduled_tokens": (1, MAX_COUNT),
+    "long_prefill_threshold": (0, MAX_COUNT),
+}
+"""Options that take lists of whole numbers, with their bounds."""
+
+
+def scheduler_grid(given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Arguments of Settings, all but num_blocks, for each combination of the options' lists.
+
+    `given` has the options as typed, by the names of Settings; one that is absent or None is left
+    to Settings. The last list turns fastest.
+    """
+    asked = {name: given[name] for name in given if given[name] is not None}
+    lists: dict[str, list[Any]] = {
+        name: parse_counts(asked[name], name=flag_of(name), low=low, high=high)
+        for name, (low, high) in _COUNTS.items()
+        if name in asked
+    }
+    if "watermark" in asked:
+        lists["watermark"] = _watermarks(asked["watermark"])
+    check_rows(lists)
+    fixed: dict[str, Any] = {
+        name: asked[name]
+        for name in ("chunked_prefill", "reserve_full_prompt", "long_prefill_adaptive")
+        if name in asked
+    }
+    if "on_stall" in asked:
+        fixed["on_stall"] = one_of(asked["on_stall"], ON_STALL, "--on-stall")
+    if "step_time" in asked:
+        fixed["step_time"] = _step_time(asked["step_time"])
+    return [fixed | dict(zip(lists, values, strict=True)) for values in product(*lists.values())]
+
+
+def check_rows(lists: Mapping[str, list[Any]]) -> None:
+    """Refuse a product of lists that would run for hours."""
+    rows = math.prod(map(len, lists.values()))
+    if rows > MOST_ROWS:
+        raise usage_error(
+            f"{rows:,} rows are too many for one run",
+            f"ask for at most {MOST_ROWS:,}: shorter lists, or several runs",
+        )
+
+
+def check_modelled(given: Mapping[str, Any]) -> None:
+    """Refuse what the scheduler has and the simulator has not yet."""
+    one_of(given["policy"], ("fcfs", "priority"), "--policy")
+    one_of(given["finish_by"], ("max-tokens", "eos"), "--finish-by")
+    missing = {
+        "prefix caching": ("--prefix-caching", given["prefix_caching"]),
+        "scheduling by priority": ("--policy priority", given["policy"] == "priority"),
+        "asynchronous scheduling": ("--async-scheduling", given["async_scheduling"]),
+    }
+    for what, (flag, asked) in missing.items():
+        if asked:
+            raise KvtoolError(
+                f"{flag}: {what} is not modelled yet", f"leave out {flag}", code="unsupported"
+            )
+
+
+def flag_of(name: str) -> str:
+    """The option behind a parameter: `block_size` is `--block-size`."""
+    return "--" + name.replace("_", "-")
+
+
+def one_of(text: str, known: tuple[str, ...], flag: str) -> str:
+    """A word of several."""
+    if text not in known:
+        raise usage_error(
+            f"{flag}: '{text[:40]}' is not known",
+            f"it takes {' or '.join(known)}.{did_you_mean(text[:40], known)}",
+        )
+    return text
+
+
+def _watermarks(text: str) -> list[float]:
+    values = []
+    for part in text.split(","):
+        number = re.fullmatch(r"[0-9]{0,3}\.?[0-9]{1,18}(e-[0-9]{1,3})?", part.strip(), re.I)
+        if number is None or not 0 <= float(part) < 1:
+            raise usage_error(
+                f"--watermark: '{part[:40]}' is not a share of the pool",
+                "give a number from 0 to below 1, or a list: --watermark 0,0.01",
+            )
+        values.append(float(part))
+    if len(values) > MAX_LIST:
+        raise usage_error(f"--watermark: more than {MAX_LIST:,} values", "give a shorter list")
+    return values
+
+
+def _step_time(text: str) -> StepTime:
+    """'base_ns=…,token_ns=…,context_ns=…': some of the three, the others by default."""
+    from kvtool.sim.settings import StepTime
+
+    names = tuple(StepTime.__dataclass_fields__)
+    values: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, number = (word.strip() for word in part.partition("="))
+        if name not in names or name in values:
+            what = "is given twice" if name in values else "is not known"
+            raise usage_error(
+                f"--step-time: '{name[:40]}' {what}",
+                f"write {STEP_TIME}, or some of it.{did_you_mean(name[:40], names)}",
+            )
+        if not re.fullmatch("[0-9]{1,13}", number) or int(number) > MAX_STEP_NS:
+            raise usage_error(
+                f"--step-time: {name} takes whole ns from 0 to {MAX_STEP_NS:,}, not '{number[:40]}'",
+                f"write {STEP_TIME}, or some of it",
+            )
+        values[name] = int(number)
+    return StepTime(**values)

@@ -1,0 +1,351 @@
+"""Runs of the simulators that several test files share: measured rows, drawn cases, both schedulers."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from kvtool.requests import Requests
+from kvtool.sim.engine import Engine, in_order
+from kvtool.sim.memory import CONTIGUOUS, PAGED, PLACEMENTS, Contiguous, Memory, Paged, memory
+from kvtool.sim.scheduler import Result, Scheduler, Step
+from kvtool.sim.settings import ABORTED, CUT, DONE, REJECTED, Settings, StepTime
+from kvtool.sim.totals import SHARES, Sums, Totals, warm_up_of
+
+ROWS = Path(__file__).parent / "data/scheduler.jsonl.gz"
+ROW_IDS = (
+    "a1", "a3", "a5", "a6", "a8", "a10", "a11", "b1", "b2", "b5", "b7", "b8", "c1", "c4", "c5",
+    "d1", "d3", "d6", "d7", "d8", "f2", "f4", "f6", "f7", "g1", "g4", "h1", "h4",
+)  # fmt: skip
+OUTCOMES = (
+    "admit_step", "first_token_step", "finish_step", "first_token_ns", "finish_ns",
+    "num_preemptions", "generated", "status",
+)  # fmt: skip
+STEPS = ("scheduled_tokens", "batch", "running", "waiting", "held", "context_tokens", "end_ns")
+
+
+@lru_cache
+def rows() -> dict[str, dict[str, Any]]:
+    """What vLLM's own scheduler did, by the id of the workload."""
+    lines = gzip.decompress(ROWS.read_bytes()).splitlines()
+    return {row["id"]: row for row in map(json.loads, lines)}
+
+
+def settings_of(row: dict[str, Any]) -> Settings:
+    """The settings under which a row was measured."""
+    config, law = row["config"], row["step_time"]
+    return Settings(
+        num_blocks=config["usable_blocks"],
+        block_size=config["block_size"],
+        max_model_len=config["max_model_len"],
+        max_num_seqs=config["max_num_seqs"],
+        max_num_active_seqs=config["max_num_active_seqs"],
+        max_batched_tokens=config["max_num_batched_tokens"],
+        max_scheduled_tokens=config["max_num_scheduled_tokens"],
+        chunked_prefill=config["chunked_prefill"],
+        watermark=config["watermark"],
+        reserve_full_prompt=config["scheduler_reserve_full_isl"],
+        long_prefill_threshold=config["long_prefill_token_threshold"],
+        long_prefill_adaptive=config["long_prefill_token_threshold_adaptive"],
+        on_stall=config["on_stall"].replace("_", "-"),
+        step_time=StepTime(
+            base_ns=law["base_ns"],
+            token_ns=law["per_scheduled_token_ns"],
+            context_ns=law["per_context_token_ns"],
+        ),
+    )
+
+
+def requests_of(row: dict[str, Any]) -> Requests:
+    """The requests of a row."""
+    return requests(*(row["requests"][name] for name in ("prompt_tokens", "output_tokens", "arrival_ns")))
+
+
+def requests(
+    prompts: Sequence[int], outputs: Sequence[int], arrivals: Sequence[int] | None = None
+) -> Requests:
+    """Requests as columns; all at 0 unless their arrivals are given."""
+    return Requests(
+        arrival_ns=np.array([0] * len(prompts) if arrivals is None else arrivals, np.int64),
+        prompt_tokens=np.array(prompts, np.int64),
+        output_tokens=np.array(outputs, np.int64),
+    )
+
+
+def digest(values: Iterable[object]) -> str:
+    """The sha256 by which a row keeps a long list."""
+    return hashlib.sha256(",".join(map(str, values)).encode()).hexdigest()
+
+
+def differences(
+    row: dict[str, Any], outcomes: dict[str, list[int]], steps: dict[str, list[int]]
+) -> list[str]:
+    """What of a run is not as vLLM had it."""
+    truth, wrong = row["truth"], []
+    for name, values in truth["per_request"].items():
+        if name in outcomes and outcomes[name] != values:
+            wrong.append(name)
+    for name in ("first_token_ns", "finish_ns"):
+        if digest(outcomes[name]) != truth[f"{name}_sha256"]:
+            wrong.append(name)
+    size = row["config"]["block_size"]
+    steps = {**steps, "used_blocks": [held // size for held in steps["held"]]}
+    for name, told in truth["per_step"].items():
+        if name == "evictions":
+            assert told["sum"] == 0  # there is no prefix cache
+            continue
+        values = steps[name]
+        got = {"n": len(values), "sum": sum(values), "max": max(values), "first50": values[:50]}
+        if {**got, "sha256": digest(values)} != told:
+            wrong.append(f"{name} of the steps")
+    if (len(steps["end_ns"]), steps["end_ns"][-1]) != (truth["steps"], truth["end_ns"]):
+        wrong.append("the end")
+    return wrong
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What a run is given."""
+
+    requests: Requests
+    settings: Settings
+    allocator: str = PAGED
+    placement: str = ""
+
+    def __repr__(self) -> str:
+        columns = {name: column.tolist() for name, column in self.requests.columns().items()}
+        return f"Case({columns}, {self.settings}, {self.allocator!r}, {self.placement!r})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain:
+    """A run of the plain scheduler, with what it left behind."""
+
+    case: Case
+    result: Result
+    store: Memory
+    scheduler: Scheduler
+
+    def outcomes(self) -> dict[str, list[int]]:
+        """The outcomes as columns."""
+        return {name: [getattr(one, name) for one in self.result.outcomes] for name in OUTCOMES}
+
+    def steps(self) -> dict[str, list[int]]:
+        """The steps as columns."""
+        attributes = {name: "held_slots" if name == "held" else name for name in STEPS}
+        return {
+            name: [getattr(step, attribute) for step in self.result.steps]
+            for name, attribute in attributes.items()
+        }
+
+    def count(self, status: int) -> int:
+        """Requests that ended so."""
+        return sum(one.status == status for one in self.result.outcomes)
+
+    def totals(self) -> Totals:
+        """What the fast engine should come to, but for the series."""
+        result, steps = self.result, self.result.steps
+        return Totals(
+            requests=len(result.outcomes),
+            completed=self.count(DONE) + self.count(CUT),
+            cut=self.count(CUT),
+            prompt_too_long=self.count(REJECTED),
+            larger_than_pool=self.count(ABORTED),
+            preemptions=len(result.preemptions),
+            recomputed_tokens=result.recomputed_tokens,
+            swapped_blocks=result.swapped_blocks,
+            copied_tokens=self.store.copied_tokens if isinstance(self.store, Contiguous) else 0,
+            peak_running=max((step.running for step in steps), default=0),
+            steps=len(steps),
+            end_ns=steps[-1].end_ns if steps else 0,
+            scheduled_tokens=sum(step.scheduled_tokens for step in steps),
+            whole=self.sums(steps),
+            window=self.sums([step for at, step in enumerate(steps) if self.measured(at)]),
+        )
+
+    def sums(self, steps: Iterable[Step]) -> Sums:
+        """What the slots of the pool were, over these steps."""
+        total = Sums()
+        for step in steps:
+            free = self.case.settings.num_slots - step.held_slots
+            total += Sums(
+                steps=1,
+                token=step.token_slots,
+                reserved=step.reserved_slots,
+                internal=step.internal_slots,
+                external=free if step.blocked else 0,
+                idle=0 if step.blocked else free,
+                running=step.running,
+            )
+        return total
+
+    def measured(self, at: int) -> bool:
+        """A tenth of the requests had ended before this step, and somebody waits or will come."""
+        outcomes = [one for one in self.result.outcomes if one.status != REJECTED]
+        ended = sum(0 <= one.finish_step < at for one in outcomes)
+        to_come = any(
+            one.admit_step > at or (one.admit_step < 0 and not 0 <= one.finish_step < at)
+            for one in outcomes
+        )
+        return ended >= warm_up_of(len(self.result.outcomes)) and (
+            self.result.steps[at].waiting > 0 or to_come
+        )
+
+
+def run_plain(case: Case) -> Plain:
+    """The plain scheduler on plain memory."""
+    store = memory(case.allocator, case.placement, case.settings)
+    scheduler = Scheduler(case.requests, case.settings, store)
+    return Plain(case=case, result=scheduler.run(), store=store, scheduler=scheduler)
+
+
+def engine(case: Case, source: Iterable[Requests] | None = None, **more: Any) -> Engine:
+    """The fast engine on the same requests, in one chunk unless a source is given."""
+    return Engine(
+        source=[in_order(case.requests)] if source is None else source,
+        num_requests=len(case.requests),
+        settings=case.settings,
+        allocator=case.allocator,
+        placement=case.placement,
+        **more,
+    )
+
+
+def engine_outcomes(case: Case, run: Engine) -> dict[str, list[int]]:
+    """The engine's outcomes as columns, in the order of the case's requests."""
+    order = np.argsort(case.requests.arrival_ns, kind="stable")
+    columns = {}
+    for name in OUTCOMES:
+        column = np.empty(len(order), np.int64)
+        column[order] = run.state.outcomes[name]
+        columns[name] = column.tolist()
+    return columns
+
+
+def engine_steps(run: Engine) -> dict[str, list[int]]:
+    """The engine's steps as columns."""
+    steps = run.all_steps()
+    return {name: steps[name].tolist() for name in STEPS}
+
+
+def cut_up(whole: Requests, sizes: Iterable[int]) -> list[Requests]:
+    """The requests in chunks of these sizes, the rest in a last one."""
+    chunks, first = [], 0
+    for size in sizes:
+        chunks.append(whole.take(np.arange(first, min(first + size, len(whole)))))
+        first = min(first + size, len(whole))
+    return [*chunks, whole.take(np.arange(first, len(whole)))]
+
+
+def adds_up(sums: Sums, num_slots: int) -> bool:
+    """Whether each slot of each step is exactly one of the six."""
+    shares = [getattr(sums, name) for name in SHARES]
+    return min(shares) >= 0 and sum(shares) == sums.steps * num_slots
+
+
+def without_series(totals: Totals) -> dict[str, Any]:
+    """The totals but for the series, which the plain scheduler does not keep."""
+    return {f.name: getattr(totals, f.name) for f in fields(Totals) if f.name != "series"}
+
+
+@st.composite
+def drawn_requests(draw: st.DrawFn, most: int, longest: int) -> Requests:
+    """Requests at once or over time; some prompts are empty or beyond every limit."""
+    count = draw(st.integers(1, most))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    prompts = rng.integers(1, longest, count, endpoint=True)
+    prompts[rng.random(count) < draw(st.sampled_from((0, 0.1)))] = draw(st.sampled_from((0, 400)))
+    within = draw(st.sampled_from((0, 0, 10, 1000)))
+    return requests(
+        prompts,
+        rng.integers(1, longest, count, endpoint=True),
+        rng.integers(0, within, count, endpoint=True),
+    )
+
+
+@st.composite
+def drawn_settings(draw: st.DrawFn, longest: int) -> Settings:
+    """Small pools and tight limits, so that every rule is met."""
+    pick = st.sampled_from
+    size = draw(pick((4, 1, 2, 3, 8, 16, 64)))
+    return Settings(
+        num_blocks=max(1, draw(st.integers(longest, 8 * longest)) // size),
+        block_size=size,
+        max_model_len=draw(pick((300, 100, 40, 20, 8))),
+        max_num_seqs=draw(pick((256, 16, 5, 2, 1))),
+        max_num_active_seqs=draw(pick((None, None, 3))),
+        max_batched_tokens=draw(pick((8192, 64, 16, 5, 2, 1))),
+        max_scheduled_tokens=draw(pick((None, None, 20, 8, 3, 1))),
+        chunked_prefill=draw(pick((True, True, True, False))),
+        watermark=draw(pick((0.0, 0.0, 0.01, 0.1, 0.3))),
+        reserve_full_prompt=draw(st.booleans()),
+        long_prefill_threshold=draw(pick((0, 0, 1, 3, 10))),
+        long_prefill_adaptive=draw(st.booleans()),
+        preemption=draw(pick(("recompute", "swap"))),
+        cpu_blocks=draw(pick((0, 5, 20, 1000))),
+        on_stall=draw(pick(("abort-head", "abort-head", "stop"))),
+        step_time=StepTime(
+            base_ns=draw(pick((7, 1, 0))),
+            token_ns=draw(pick((3, 1, 0))),
+            context_ns=draw(pick((1, 0))),
+        ),
+    )
+
+
+@st.composite
+def drawn_cases(draw: st.DrawFn, allocators: Sequence[str] = (PAGED, *CONTIGUOUS)) -> Case:
+    """A run of any allocator and placement."""
+    allocator = draw(st.sampled_from(allocators))
+    longest = draw(st.sampled_from((20, 60, 4, 200)))
+    return Case(
+        requests=draw(drawn_requests(40, longest)),
+        settings=draw(drawn_settings(longest)),
+        allocator=allocator,
+        placement="" if allocator == PAGED else draw(st.sampled_from(PLACEMENTS)),
+    )
+
+
+@st.composite
+def crowded_cases(draw: st.DrawFn) -> Case:
+    """More requests decode than a step has tokens for: prefills that crawl let them be admitted."""
+    pick = st.sampled_from
+    count = draw(st.integers(20, 50))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    allocator = draw(pick((PAGED, PAGED, "grow")))
+    return Case(
+        requests=requests(
+            rng.choice((1, 1, 2, 3, 60, 150), count), rng.choice((1, 1, 2, 3, 20), count)
+        ),
+        settings=Settings(
+            num_blocks=draw(pick((30, 60, 200))),
+            block_size=draw(pick((1, 2, 3, 8))),
+            max_model_len=300,
+            max_num_seqs=draw(pick((16, 256))),
+            max_batched_tokens=draw(pick((40, 64, 100))),
+            max_scheduled_tokens=draw(pick((2, 3, 4, 6))),
+            reserve_full_prompt=draw(st.booleans()),
+            long_prefill_threshold=1,
+            long_prefill_adaptive=True,
+            preemption=draw(pick(("recompute", "swap"))),
+            cpu_blocks=20,
+            step_time=StepTime(base_ns=5, token_ns=2, context_ns=1),
+        ),
+        allocator=allocator,
+        placement="" if allocator == PAGED else draw(pick(PLACEMENTS)),
+    )
+
+
+__all__ = [
+    "OUTCOMES", "ROW_IDS", "STEPS", "Case", "Paged", "Plain", "adds_up", "crowded_cases", "cut_up",
+    "differences", "digest", "drawn_cases", "engine", "engine_outcomes", "engine_steps",
+    "requests", "requests_of", "rows", "run_plain", "settings_of", "without_series",
+]  # fmt: skip
