@@ -16,7 +16,7 @@ from kvtool.sim.block_pool import BlockPool, OutOfBlocks
 from kvtool.sim.forks import PREFIX, ForkResult, Forks, run_forks
 from kvtool.sim.memory import Paged
 from kvtool.sim.scheduler import Scheduler
-from kvtool.sim.settings import DONE, Settings
+from kvtool.sim.settings import DONE, Settings, StepTime
 
 SLOTS = ("token", "reserved", "internal", "external", "idle")
 
@@ -260,6 +260,7 @@ def equal_to_the_twin(
         max_num_seqs=rng.choice([samples, 3 * samples, 64]),
         max_batched_tokens=rng.choice([slots // 4 + 1, 8192]),
         watermark=rng.choice([0.0, 0.1]),
+        step_time=StepTime(context_ns=rng.choice([1, 100_000])),
     )
     chosen = outputs[:, :samples]
     run = Forks(

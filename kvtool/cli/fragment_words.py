@@ -8,10 +8,8 @@ from typing import Any
 
 from kvtool import catalog
 from kvtool.catalog import WorkloadPreset
-from kvtool.config import load_config
 from kvtool.errors import did_you_mean, usage_error
 from kvtool.lengths import Lengths, parse_lengths
-from kvtool.model import read_model
 from kvtool.pool import Pool, pool_of
 from kvtool.trace import Trace, read_trace
 from kvtool.traffic import Traffic, made_traffic, traced_traffic
@@ -148,6 +146,9 @@ def _longest(given: Mapping[str, Any], preset: WorkloadPreset | None, trace: Tra
     if preset is not None and preset.max_model_len:
         return preset.max_model_len
     if given["model"] is not None and given["max_model_len"] is None:
+        from kvtool.config import load_config
+        from kvtool.model import read_model
+
         table = catalog.class_defaults()["types"]
         longest = read_model(load_config(given["model"]).config, table).max_context
         if longest is not None:
@@ -189,9 +190,15 @@ def pools_of(given: Mapping[str, Any], traffics: Traffics) -> tuple[list[Pool], 
     pools = []
     for value in ways[many] or [None]:
         one = {name: values[0] if values else None for name, values in ways.items()}
-        pools.append(pool_of(load=load_config, **fixed, **{**one, many: value}))
+        pools.append(pool_of(load=_load, **fixed, **{**one, many: value}))
     notes += [note for pool in pools for note in (*_source(pool), *pool.notes)]
     return pools, list(dict.fromkeys(notes))
+
+
+def _load(model: str) -> Any:
+    from kvtool.config import load_config
+
+    return load_config(model)
 
 
 def _source(pool: Pool) -> tuple[str, ...]:

@@ -26,12 +26,9 @@ ON_STALL = ("abort-head", "stop")
 STEP_TIME = "base_ns=10000000,token_ns=20000,context_ns=1"
 
 
-def _numbers(flag: str, help: str, *, metavar: str = "TOKENS", default: str = "") -> Any:
-    """An option that takes a list; without a default it may be left out."""
-    text = f"{help} Default: {default}." if default else help
-    return typer.Option(
-        flag, metavar=metavar, rich_help_panel=SCHEDULER, show_default=not default, help=text
-    )
+def _numbers(flag: str, help: str, *, metavar: str = "TOKENS") -> Any:
+    """An option that takes a list; its default is the command's."""
+    return typer.Option(flag, metavar=metavar, rich_help_panel=SCHEDULER, help=help)
 
 
 def _flag(flags: str, help: str) -> Any:
@@ -41,28 +38,27 @@ def _flag(flags: str, help: str) -> Any:
 NumBlocksOpt = Annotated[
     str, _numbers("--num-blocks", "Blocks of the pool, without vLLM's null block.", metavar="N")
 ]
-BlockSizeOpt = Annotated[str, _numbers("--block-size", "Tokens of a block.")]
+BlockSizeOpt = Annotated[str | None, _numbers("--block-size", "Tokens of a block.")]
 MaxModelLenOpt = Annotated[
-    str, _numbers("--max-model-len", "The longest request: prompt and output.")
+    str | None, _numbers("--max-model-len", "The longest request: prompt and output.")
 ]
 MaxNumSeqsOpt = Annotated[
-    str, _numbers("--max-num-seqs", "Requests that may run at once.", metavar="N")
+    str | None, _numbers("--max-num-seqs", "Requests that may run at once.", metavar="N")
 ]
 MaxActiveOpt = Annotated[
     str | None,
     _numbers(
-        "--max-num-active-seqs", "Admit only below so many that run.",
-        metavar="N", default="--max-num-seqs",
+        "--max-num-active-seqs", "Admit only while fewer run. Default: --max-num-seqs.",
+        metavar="N",
     ),
 ]  # fmt: skip
 MaxBatchedOpt = Annotated[
-    str, _numbers("--max-batched-tokens", "Tokens of a step (max_num_batched_tokens).")
+    str | None, _numbers("--max-batched-tokens", "Tokens of a step (max_num_batched_tokens).")
 ]
 MaxScheduledOpt = Annotated[
     str | None,
     _numbers(
-        "--max-scheduled-tokens", "Tokens that a step may schedule, if fewer.",
-        default="--max-batched-tokens",
+        "--max-scheduled-tokens", "Tokens that a step may schedule. Default: --max-batched-tokens.",
     ),
 ]  # fmt: skip
 ChunkedOpt = Annotated[
@@ -72,7 +68,7 @@ ChunkedOpt = Annotated[
     ),
 ]
 WatermarkOpt = Annotated[
-    str,
+    str | None,
     _numbers(
         "--watermark", "Share of the pool that an admission leaves free, from 0 to below 1.",
         metavar="SHARE",
@@ -86,7 +82,7 @@ FullPromptOpt = Annotated[
     ),
 ]
 LongPrefillOpt = Annotated[
-    str,
+    str | None,
     _numbers(
         "--long-prefill-threshold", "The most tokens of one prompt in a step with others; 0: no such limit."
     ),
@@ -129,7 +125,7 @@ OnStallOpt = Annotated[
     ),
 ]  # fmt: skip
 StepTimeOpt = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--step-time", metavar="LAW", rich_help_panel=SCHEDULER,
         help="ns of a step: base + token × its tokens + context × the context of its requests.",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 LINES_AT_ONCE = 1 << 16
 REQUEST = (
     '{"admit_step": %d, "first_token_step": %d, "finish_step": %d, "first_token_ns": %d, '
-    '"finish_ns": %d, "num_preemptions": %d, "cached_tokens_first": 0, '
+    '"finish_ns": %d, "num_preemptions": %d, "cached_tokens_first": %d, '
     '"cached_tokens_after_preemption": 0, "generated": %d, "status": "%s"}\n'
 )
 STEP = (
@@ -53,15 +53,17 @@ def _is_read(source: str, path: Path) -> bool:
 
 
 def request_lines(found: Replay) -> Iterator[bytes]:
-    """A request a line, by index."""
+    """A request a line, by index. Nothing is cached; who was never admitted has -1 there."""
     from kvtool.sim.settings import STATUSES
 
-    *numbers, status = (found.outcomes[name] for name in (
+    outcomes = found.outcomes
+    numbers = [outcomes[name] for name in (
         "admit_step", "first_token_step", "finish_step", "first_token_ns", "finish_ns",
-        "num_preemptions", "generated", "status",
-    ))  # fmt: skip
-    for some in _parts(len(status)):
-        words = [STATUSES[place] for place in status[some].tolist()]
+        "num_preemptions",
+    )]  # fmt: skip
+    numbers += [-(outcomes["admit_step"] < 0).astype(int), outcomes["generated"]]
+    for some in _parts(len(numbers[0])):
+        words = [STATUSES[place] for place in outcomes["status"][some].tolist()]
         yield _text(REQUEST, *(column[some].tolist() for column in numbers), words)
 
 

