@@ -42,7 +42,6 @@ COMMAND = ("fragment", "--dist", "zipf")
 PROMPT = parse_lengths("zipf", name="prompts", mean=161.31, cap=1024)
 OUTPUT = parse_lengths("zipf", name="outputs", mean=337.99, cap=1024)
 BLOCKS, BLOCK = 983, 16
-
 Integers = tuple[int, int, int]  # what a run came to: steps, preemptions, end_ns
 
 
@@ -101,11 +100,10 @@ def pool_of(allocator: str) -> Settings:
 
 
 def fast(count: int, allocator: str = PAGED) -> Integers:
-    """The engine, on so many requests that are made as it goes."""
+    """The engine, on so many requests that are made as it goes; static batching is a loop."""
     from kvtool.sim.engine import Engine  # imports numba, which then reads NUMBA_CACHE_DIR
 
-    settings = pool_of(allocator)
-    given: Any = {"source": zipf(count), "num_requests": count, "settings": settings}
+    given: Any = {"source": zipf(count), "num_requests": count, "settings": pool_of(allocator)}
     where = BUDDY if allocator in CONTIGUOUS else ""
     if allocator == STATIC_BATCH:
         totals = StaticBatches(**given).run().totals()
@@ -130,7 +128,7 @@ def vllm(requests: Requests, python: str) -> tuple[str, Ran]:
     if done.returncode != 0:
         raise SystemExit(f"{done.stderr}\nVLLM_PYTHON={python}: exit code {done.returncode}")
     told = json.loads(done.stdout)
-    came_to = told["steps"], told["preemptions"], told["end_ns"]
+    came_to = (told["steps"], told["preemptions"], told["end_ns"])
     return told["version"], Ran(told["seconds"], None, came_to)
 
 
@@ -147,8 +145,7 @@ def command() -> tuple[float, float]:
     before, start = os.times(), time.perf_counter()
     subprocess.run([sys.executable, "-m", "kvtool", *COMMAND], check=True, capture_output=True)
     wall, after = time.perf_counter() - start, os.times()
-    user, system = after.children_user, after.children_system
-    return wall, user - before.children_user + system - before.children_system
+    return wall, sum(after[2:4]) - sum(before[2:4])  # user and system time of children
 
 
 def scales(sizes: Sizes) -> Iterator[str]:
@@ -167,8 +164,7 @@ def schedulers(sizes: Sizes) -> Iterator[str]:
     yield row("engine", *speed(engine, len(few)), "–")
     twin = best_of(sizes.repeat, partial(plain, few))
     yield row("plain scheduler", *speed(twin, len(few)), against(twin, engine, "plain"))
-    python = os.environ.get("VLLM_PYTHON")
-    if python:
+    if python := os.environ.get("VLLM_PYTHON"):
         number, peer = vllm(few, python)
         yield row(f"vLLM {number}", *speed(peer, len(few)), against(peer, engine, "vLLM"))
     else:
@@ -224,9 +220,9 @@ def report(sizes: Sizes) -> Iterator[str]:
     runs = ("requests", "wall s", "CPU s", "requests/s", "steps", "preempted")
     tables = (
         (commands, (f"`kvtool {' '.join(COMMAND)}`", "wall s", "CPU s", "goal")),
-        (scales, ("paged", *runs, "s a million (goal: 1)", "more memory, MiB")),
+        (scales, ("paged", *runs, "s a million (goal: 1.0)", "more memory, MiB")),
         (schedulers, ("paged", *runs, "slower than the engine")),
-        (allocators, ("allocator", *runs, "its plain twin")),
+        (allocators, ("allocator", *runs, "its plain twin is slower")),
     )
     yield machine()
     for measure, head in tables:
@@ -239,17 +235,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--write", action="store_true")
-    options = parser.parse_args()
+    options, lines = parser.parse_args(), []
     with tempfile.TemporaryDirectory() as folder:
         if not options.quick:
             os.environ["NUMBA_CACHE_DIR"] = folder  # read when numba is imported, by each command
-        lines = []
         for line in report(QUICK if options.quick else Sizes()):
             print(line, flush=True)
-            lines.append(line)
+            lines.append(f"{line}\n")
     if options.write and not options.quick:
-        text = DOCUMENT.read_text("utf-8")
-        DOCUMENT.write_text(SECTION.sub(lambda _: "\n".join([*lines, ""]), text), "utf-8")
+        page = SECTION.sub(lambda _: "".join(lines), DOCUMENT.read_text("utf-8"))
+        DOCUMENT.write_text(page, "utf-8")
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ class Twin:
         self.pool = BlockPool(self.settings.num_blocks, self.settings.block_size)
         if self.prefix:
             self.pool.allocate(PREFIX, self.prefix)
-        self.clock = self.completed = self.aborted = 0
+        self.clock = self.completed = self.cut = self.aborted = self.too_long = 0
         self.preemptions = self.recomputed = self.copied = 0
         self.arrivals = {k: int(at) for k, at in enumerate(self.requests.arrival_ns) if at >= 0}
         while True:
@@ -71,7 +71,7 @@ class Twin:
             prompt = int(self.requests.prompt_tokens[k])
             room = self.settings.max_model_len - self.prefix - prompt
             if prompt < 1 or room < 1:
-                self.aborted += 1
+                self.too_long += 1
                 self.ends(k)
                 continue
             limits = {s: min(max(int(o), 1), room) for s, o in enumerate(self.outputs[k])}
@@ -94,7 +94,7 @@ class Twin:
         tokens += sum(job.prompt + len(job.limits) * job.generated for job in new)
         law = self.settings.step_time
         self.clock += law.base_ns + law.token_ns * tokens + law.context_ns * context
-        left = len(self.requests) - ended - len(self.running)
+        left = len(self.requests) - ended - self.too_long - len(self.running)
         self.measured.append(ended >= len(self.requests) // 10 and left > 0)
         self.rows.append(self.view(blocked))
         for job in list(self.running):
@@ -179,6 +179,8 @@ class Twin:
         if not job.limits:
             self.running.remove(job)
             self.completed += 1
+            room = self.settings.max_model_len - self.prefix - job.prompt
+            self.cut += any(int(wanted) > room for wanted in self.outputs[job.index])
             self.ends(job.index)
 
     def view(self, blocked: bool) -> dict[str, int]:
@@ -219,7 +221,8 @@ class Twin:
         return {
             **sums,
             "steps": len(self.rows), "measured_steps": len(rows), "whole_run": whole,
-            "completed": self.completed, "aborted": self.aborted,
+            "end_ns": self.clock, "completed": self.completed, "cut": self.cut,
+            "aborted": self.aborted, "prompt_too_long": self.too_long,
             "preemptions": self.preemptions, "recomputed_tokens": self.recomputed,
             "copied_blocks": self.copied,
             "peak_running": max((row["running_steps"] for row in self.rows), default=0),
@@ -271,7 +274,7 @@ def equal_to_the_twin(
     assert run.pool.num_free == given_settings.num_blocks
     assert not any(run.pool.ref_counts)
     assert not list(run.pool.owners())
-    assert result.completed + result.aborted == count
+    assert result.completed + result.aborted + result.prompt_too_long == count
     filled = sum(getattr(result, f"{name}_slot_steps") for name in SLOTS)
     assert filled == given_settings.num_slots * result.measured_steps
     return result
@@ -302,7 +305,10 @@ def test_tight_runs_are_those_of_the_twin() -> None:
         )
         for _ in range(40)
     ]  # fmt: skip
-    for name in ("aborted", "preemptions", "copied_blocks", "external_slot_steps", "whole_run"):
+    for name in (
+        "cut", "aborted", "prompt_too_long", "preemptions", "copied_blocks",
+        "external_slot_steps", "whole_run",
+    ):  # fmt: skip
         assert sum(bool(getattr(result, name)) for result in results) >= 5, name
     assert sum(not result.whole_run for result in results) >= 10
 
@@ -329,6 +335,7 @@ def test_one_sample_without_a_prefix_is_the_scheduler() -> None:
         found = run_forks(requests, limits, samples=1)
         result = Scheduler(requests, limits, Paged(limits)).run()
         assert found.steps == len(result.steps)
+        assert found.end_ns == result.steps[-1].end_ns
         assert found.completed == sum(one.status == DONE for one in result.outcomes)
         assert found.preemptions == len(result.preemptions)
         assert found.recomputed_tokens == result.recomputed_tokens
@@ -367,8 +374,9 @@ def test_two_samples_by_hand() -> None:
     """
     result = run_forks(at_once([6], [3]), Settings(num_blocks=8, block_size=4), samples=2)
     assert asdict(result) == {
-        "steps": 3, "completed": 1, "aborted": 0, "preemptions": 0, "recomputed_tokens": 0,
-        "copied_blocks": 1, "measured_steps": 3, "whole_run": True,
+        "steps": 3, "end_ns": 3 * 10_000_000 + 10 * 20_000 + (6 + 14 + 16),
+        "completed": 1, "cut": 0, "aborted": 0, "prompt_too_long": 0, "preemptions": 0,
+        "recomputed_tokens": 0, "copied_blocks": 1, "measured_steps": 3, "whole_run": True,
         "used_block_steps": 2 + 3 + 3, "unshared_block_steps": 2 + 4 + 4,
         "token_slot_steps": 6 + 10 + 12, "reserved_slot_steps": 2 + 2 + 0,
         "internal_slot_steps": 0, "external_slot_steps": 0,
@@ -432,7 +440,9 @@ def test_a_request_that_never_fits_ends_the_wait_of_the_others() -> None:
     requests = at_once([11, 4, 4, 1], [1, 5, 4, 1])
     result = run_forks(requests, Settings(num_blocks=10, block_size=1), samples=2)
     assert (result.aborted, result.completed) == (2, 2)
-    assert run_forks(at_once([8], [1]), Settings(num_blocks=9, max_model_len=8), samples=1).aborted
+    short = Settings(num_blocks=9, max_model_len=8)
+    result = run_forks(at_once([8, 0, 7, 6], [1, 1, 2, 2]), short, samples=1)
+    assert (result.prompt_too_long, result.completed, result.cut) == (2, 2, 1)
     empty = run_forks(at_once([], []), Settings(num_blocks=1), samples=1)
     assert (empty.steps, empty.whole_run, empty.saved_share) == (0, True, 0.0)
 

@@ -59,6 +59,7 @@ class Engine:
             self._run()
         except KeyboardInterrupt:
             self.interrupted = True
+            self._keep_steps()
         self._tell_unfinished()
         return self
 

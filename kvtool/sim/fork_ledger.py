@@ -34,10 +34,15 @@ class ForkResult:
     """
 
     steps: int
+    end_ns: int
+    """When the last step ended, by the law of time."""
     completed: int
-    """Requests whose samples have all their tokens, or as many as max_model_len leaves room for."""
+    cut: int
+    """Of the completed, those that had a sample ended by max_model_len."""
     aborted: int
-    """Requests that fit neither max_model_len nor, alone, the pool."""
+    """Requests whose prompt or growth does not fit the pool, even alone."""
+    prompt_too_long: int
+    """Requests that max_model_len leaves no room for an output token, or that have no prompt."""
     preemptions: int
     recomputed_tokens: int
     """Tokens that preemptions threw away: a prompt once, the cached output of each live sample."""
@@ -87,6 +92,8 @@ class Group:
     """Tokens that its samples have in common: prefix and prompt."""
     limits: list[int]
     """Output tokens of each sample that has not ended, the longest first."""
+    cut: bool
+    """Whether max_model_len ends a sample before it has its output."""
     generated: int = 0
     """While it waits: output tokens of each of these samples."""
     live: int = 0

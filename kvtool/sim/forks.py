@@ -21,6 +21,7 @@ from kvtool.requests import Requests
 from kvtool.sim.block_pool import BlockPool
 from kvtool.sim.fork_ledger import ForkResult, Group, Ledger
 from kvtool.sim.settings import Settings
+from kvtool.sim.totals import warm_up_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,8 +31,6 @@ __all__ = ["ForkResult", "Forks", "run_forks"]
 
 PREFIX = -1
 """The sequence that pins the blocks of the shared prefix."""
-WARM_UP = 10
-"""The window of the sums begins when one request in so many has ended."""
 
 
 def _ignore(ended: int) -> None:
@@ -93,7 +92,8 @@ class Forks:
         self.clock_ns = 0
         self.seats = 0  # sequences of the running groups, with those that are yet to be forked
         self.scheduled_tokens = 0  # of this step
-        self.completed = self.aborted = self.preemptions = self.recomputed = self.copied = 0
+        self.completed = self.cut = self.aborted = self.prompt_too_long = 0
+        self.preemptions = self.recomputed = self.copied = 0
 
     def run(self) -> ForkResult:
         """Schedule until every request has ended."""
@@ -114,8 +114,11 @@ class Forks:
         before, window = self.ledger.before, self.ledger.window
         return ForkResult(
             steps=before.measured_steps + window.measured_steps,
+            end_ns=self.clock_ns,
             completed=self.completed,
+            cut=self.cut,
             aborted=self.aborted,
+            prompt_too_long=self.prompt_too_long,
             preemptions=self.preemptions,
             recomputed_tokens=self.recomputed,
             copied_blocks=self.copied,
@@ -126,13 +129,14 @@ class Forks:
         )
 
     def _arrive(self) -> None:
-        """Who has come by now waits, but who could never be served is aborted."""
+        """Who has come by now waits; a prompt that is too long, or none, is refused."""
         while self.arrivals and self.arrivals[0][0] <= self.clock_ns:
             group = self.groups[heapq.heappop(self.arrivals)[1]]
             if group.prompt > 0 and group.limits[-1] > 0:
                 self.waiting.append(group)
             else:
-                self._abort(group)
+                self.prompt_too_long += 1
+                self._over(group)
 
     def _step(self) -> None:
         ledger, law = self.ledger, self.settings.step_time
@@ -141,8 +145,8 @@ class Forks:
         self._append()
         blocked = preempted or self._admit()
         stuck = blocked and not preempted and not self.running  # alone, the head does not fit
-        waiting = len(self.groups) - ended - len(self.running)  # or still to come
-        measured = ended >= len(self.groups) // WARM_UP and waiting > 0
+        left = len(self.groups) - ended - self.prompt_too_long  # running, waiting or still to come
+        measured = ended >= warm_up_of(len(self.groups)) and left > len(self.running)
         ledger.record(measured=measured, blocked=blocked)
         self.clock_ns += law.base_ns
         self.clock_ns += law.token_ns * self.scheduled_tokens + law.context_ns * ledger.context
@@ -154,7 +158,8 @@ class Forks:
         for group in self.ends.take(self.step):
             self._end_samples(group)
         if stuck:
-            self._abort(self.waiting.popleft())
+            self.aborted += 1
+            self._over(self.waiting.popleft())
 
     def _make_room(self) -> bool:
         """Preempt the last admitted until the next step's tokens fit. Whether one was."""
@@ -276,18 +281,15 @@ class Forks:
         self.touches.remove(group.touch, group)
         self.running.remove(group)
         self.completed += 1
-        self._release_children(group)
+        self.cut += group.cut
+        self._over(group)
 
-    def _abort(self, group: Group) -> None:
-        self.aborted += 1
-        self._release_children(group)
-
-    def _release_children(self, group: Group) -> None:
+    def _over(self, group: Group) -> None:
         """A request has ended: what waits for its end may come."""
         for child in self.children.pop(group.index, ()):
             arrival = self.clock_ns + (self.think_ns[child] if self.think_ns else 0)
             heapq.heappush(self.arrivals, (arrival, child))
-        self.progress(self.completed + self.aborted)
+        self.progress(self.completed + self.aborted + self.prompt_too_long)
 
 
 class _Calendar:
@@ -322,7 +324,11 @@ def _groups(
     for index, prompt in enumerate(requests.prompt_tokens.tolist()):
         start = prefix + prompt
         room = settings.max_model_len - start
-        limits = sorted((min(max(tokens, 1), room) for tokens in outputs[index]), reverse=True)
-        key = index * samples
-        groups.append(Group(index=index, key=key, prompt=prompt, start=start, limits=limits))
+        wanted = sorted((max(tokens, 1) for tokens in outputs[index]), reverse=True)
+        limits = [min(tokens, room) for tokens in wanted]
+        group = Group(
+            index=index, key=index * samples, prompt=prompt, start=start, limits=limits,
+            cut=wanted[0] > room,
+        )  # fmt: skip
+        groups.append(group)
     return groups

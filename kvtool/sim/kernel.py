@@ -20,7 +20,7 @@ from kvtool.sim.lists import (
 )  # fmt: skip
 from kvtool.sim.record import note_step, tell
 from kvtool.sim.regions import grow_in_place, place, release
-from kvtool.sim.state import CALENDAR, NONE, STEPS_KEPT, Lines, Records, Run, State
+from kvtool.sim.state import CALENDAR, NONE, Lines, Records, Run, State
 
 ALL_DONE, MORE_REQUESTS, FULL, PAUSED = range(4)
 
@@ -36,7 +36,8 @@ def advance(s: State, queue: Records, last: bool, most_steps: int) -> int:
     for _ in range(most_steps):
         if not last and len(queue) - run.head <= run.max_running:
             return MORE_REQUESTS
-        if len(s.steps) and max(run.steps_kept, run.gaps_kept + run.running) >= STEPS_KEPT:
+        kept = len(s.steps)  # a step may close as many gaps as may run
+        if kept and (run.steps_kept >= kept or run.gaps_kept + run.max_running > kept):
             return FULL
         if run.running + run.preempted == 0 and run.head >= len(queue):
             return ALL_DONE

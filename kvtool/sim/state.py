@@ -115,7 +115,7 @@ def new_state(
         lines=lines,
         sums=records(SUMS, 2 + POINTS, 0),
         outcomes=records(OUTCOME, num_recorded, NONE, zero=("num_preemptions", "generated")),
-        steps=records(STEP, STEPS_KEPT if num_recorded else 0, 0),
+        steps=records(STEP, max(STEPS_KEPT, most) if num_recorded else 0, 0),
     )
 
 
@@ -135,6 +135,7 @@ def _run_record(allocator: str, where: str, settings: Settings, warm_up: int, mo
     run.aborts = settings.on_stall == ABORT_HEAD
     for name in ("base_ns", "token_ns", "context_ns"):
         run[name] = getattr(settings.step_time, name)
+    run.max_running = most
     run.warm_up = warm_up
     run["calendar"][:] = NONE
     run.first = run.last = NONE
