@@ -178,8 +178,8 @@ def reference() -> str:
         for name, entry in cli.COMMANDS.items():
             command = cli.LazyCommand(name, entry).load()
             with command.make_context(name, [], parent=context, resilient_parsing=True) as own:
-                words = "[KIND]" if name == "presets" else "MODEL…"
-                parts += [f"## kvtool {name} {words}", entry.summary, options_of(command, own)]
+                words = {"presets": " [KIND]", "size": " MODEL…", "check": " MODEL…"}.get(name, "")
+                parts += [f"## kvtool {name}{words}", entry.summary, options_of(command, own)]
             examples = re.findall(r"kvtool [^·\n]+", command.epilog or "")
             parts.append("```\n" + "\n".join(line.strip() for line in examples) + "\n```")
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"

@@ -114,6 +114,8 @@ def fields_in(row: dict[str, Any]) -> set[str]:
         ["presets"],
         ["presets", "models", "--show", "llama-3-8b"],
         ["presets", "gpus", "--show", "h100"],
+        ["presets", "workloads", "--show", "chat"],
+        ["fragment", "--num-requests", "50"],
     ],
     ids=lambda argv: " ".join(argv[:2]),
 )

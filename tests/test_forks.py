@@ -303,13 +303,13 @@ def test_tight_runs_are_those_of_the_twin() -> None:
             rng, rng.choice([1, 2, 3, 4, 7, 16]), rng.randint(40, 400), rng.randint(1, 6),
             rng.choice([1, 2, 8, 14]), rng.choice([0, 0, 5, 16, 33]),
         )
-        for _ in range(40)
+        for _ in range(60)
     ]  # fmt: skip
     for name in (
         "cut", "aborted", "prompt_too_long", "preemptions", "copied_blocks",
         "external_slot_steps", "whole_run",
     ):  # fmt: skip
-        assert sum(bool(getattr(result, name)) for result in results) >= 5, name
+        assert sum(bool(getattr(result, name)) for result in results) >= 4, name
     assert sum(not result.whole_run for result in results) >= 10
 
 

@@ -89,7 +89,9 @@ class Engine:
             places = np.flatnonzero(accepted)
             self.num_rejected += len(prompt) - len(places)
             if self.recorded:
-                self.rejected += [(first + k, requests.arrival_ns[k]) for k in np.flatnonzero(~accepted)]
+                turned_away = np.flatnonzero(~accepted)
+                arrivals = requests.arrival_ns[turned_away].tolist()
+                self.rejected += zip((first + turned_away).tolist(), arrivals, strict=True)
             queue = _queue(len(places))
             queue.arrival_ns = requests.arrival_ns[places]
             queue.prompt, queue.output = prompt[places], requests.output_tokens[places]

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from kvtool.sim.block_pool import BlockPool
 
 
-class Sums(NamedTuple):
-    """Sums over steps, named as in ForkResult."""
+class ForkSums(NamedTuple):
+    """ForkSums over steps, named as in ForkResult."""
 
     measured_steps: int = 0
     used_block_steps: int = 0
@@ -121,7 +121,7 @@ class Ledger:
         self.live = self.context = self.filled = self.internal = 0
         self.unshared = self.shared = 0
         self.peak_running = self.shared_blocks_peak = 0
-        self.before, self.window = Sums(), Sums()  # steps outside of the window, and in it
+        self.before, self.window = ForkSums(), ForkSums()  # steps outside of the window, and in it
 
     def count(self, group: Group, step: int, sign: int = 1) -> None:
         """Add a group as it is in a step, or with -1 strike it out."""
@@ -153,7 +153,7 @@ class Ledger:
         filled = self.filled + self.prefix
         internal = self.internal + -self.prefix % size  # copied on write, so never filled
         shared = self.shared + (self.prefix_blocks if self.live else 0)
-        now = Sums(
+        now = ForkSums(
             measured_steps=1,
             used_block_steps=pool.num_blocks - pool.num_free,
             unshared_block_steps=self.unshared,
@@ -169,6 +169,6 @@ class Ledger:
         self.shared_blocks_peak = max(self.shared_blocks_peak, shared)
         # One assignment: an interrupt leaves the sums of whole steps.
         if measured:
-            self.window = Sums(*map(operator.add, self.window, now))
+            self.window = ForkSums(*map(operator.add, self.window, now))
         else:
-            self.before = Sums(*map(operator.add, self.before, now))
+            self.before = ForkSums(*map(operator.add, self.before, now))

@@ -102,10 +102,8 @@ def _run_engine(requests: Requests, settings: Settings, progress: Progress) -> R
         recorded=True,
         progress=progress,
     ).run()
-    run, buffer = engine.state.run, engine.state.steps
-    # What an interrupt kept from being handed over is still in the buffer.
-    records = np.concatenate([engine.all_steps(), buffer[: run.steps_kept]])[: run.step]
-    resumed = np.concatenate([*engine.gaps, buffer["gap"][: run.gaps_kept]])
+    run, records = engine.state.run, engine.all_steps()
+    resumed = np.concatenate([records["gap"][:0], *engine.gaps])
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
     outcomes = engine.state.outcomes[place]

@@ -16,8 +16,10 @@ MEANING = (
 )
 BAR = "█▓▒░· "
 BAR_WIDTH = 24
-VARYING = ("workload", "rate", "n", "shared_prefix", "block_size", "num_blocks", "pool_tokens")
-VARYING += ("max_model_len", "max_num_seqs", "max_batched_tokens", "requests")
+VARYING = (
+    "workload", "rate", "n", "shared_prefix", "block_size", "num_blocks", "pool_tokens",
+    "max_model_len", "max_num_seqs", "max_batched_tokens", "watermark", "requests",
+)  # fmt: skip
 DERIVED = ("num_blocks", "pool_tokens", "requests")
 """What follows from another option that varies; told only if none does."""
 WORST = ("max", "static-batch", "pow2", "grow", "oracle")
