@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvtool.errors import usage_error
-from kvtool.lengths import sampler
 from kvtool.requests import SECOND_NS, Requests
 from kvtool.trace import Trace
 from kvtool.workload import CHUNK, MAX_RUN_S, Workload, chunks
@@ -32,8 +31,6 @@ class Traffic:
     num_requests: int
     rate: str
     source: Callable[[], Iterator[Requests]]
-    outputs: Callable[[int], Column]
-    """Output tokens of each of n samples of every request: shape (num_requests, n)."""
     longest_tokens: int | None = None
 
 
@@ -49,7 +46,6 @@ def made_traffic(workload: Workload, rate: str) -> Traffic:
         num_requests=workload.num_requests,
         rate=rate,
         source=lambda: chunks(workload),
-        outputs=lambda samples: _made_outputs(workload, samples),
     )
 
 
@@ -77,7 +73,6 @@ def traced_traffic(trace: Trace, rate: str, seed: int) -> Traffic:
         num_requests=len(requests),
         rate=rate,
         source=lambda: _pieces(requests),
-        outputs=lambda samples: np.repeat(requests.output_tokens[:, None], samples, axis=1),
         longest_tokens=int((requests.prompt_tokens + requests.output_tokens).max()),
     )
 
@@ -102,17 +97,11 @@ def one_by_one(traffic: Traffic, samples: int, shared_prefix: int) -> Iterator[R
     """The same work without sharing: each sample is a request with the whole prompt."""
     import numpy as np
 
-    if samples == 1 and shared_prefix == 0:
-        yield from traffic.source()
-        return
-    outputs, first = traffic.outputs(samples), 0
     for requests in traffic.source():
-        own = outputs[first : first + len(requests)]
-        first += len(requests)
         yield Requests(
             arrival_ns=np.repeat(requests.arrival_ns, samples),
             prompt_tokens=np.repeat(requests.prompt_tokens + shared_prefix, samples),
-            output_tokens=own.reshape(-1),
+            output_tokens=np.repeat(requests.output_tokens, samples),
         )
 
 
@@ -123,16 +112,6 @@ def all_requests(traffic: Traffic) -> Requests:
     pieces = [requests.columns() for requests in traffic.source()]
     names = ("arrival_ns", "prompt_tokens", "output_tokens")
     return Requests(**{name: np.concatenate([one[name] for one in pieces]) for name in names})
-
-
-def _made_outputs(workload: Workload, samples: int) -> Column:
-    """The requests' own outputs first, the other samples' from the same distribution."""
-    import numpy as np
-
-    firsts = np.concatenate([requests.output_tokens for requests in chunks(workload)])
-    rng = np.random.default_rng(np.random.SeedSequence(workload.seed).spawn(4)[3])
-    others = sampler(workload.output)(rng, workload.num_requests * (samples - 1))
-    return np.column_stack([firsts, others.reshape(workload.num_requests, samples - 1)])
 
 
 def _pieces(requests: Requests) -> Iterator[Requests]:

@@ -276,7 +276,7 @@ def report(results: dict[str, Result]) -> str:
     lines += ["", "## Rows that are not exact", ""]
     off = [f"- {WHAT[name][0]}: {text}" for name, result in results.items() for text in result.off]
     lines += off or ["None."]
-    lines += ["", *beside(SCHEDULER).figure_2(), "", LIMITS]
+    lines += ["", *beside(SCHEDULER).figure_2(), "", *beside(SCHEDULER).savings(), "", LIMITS]
     return "\n".join(lines)
 
 

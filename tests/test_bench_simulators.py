@@ -10,8 +10,8 @@ from pathlib import Path
 SCRIPT = Path(__file__).parents[1] / "scripts/bench_simulators.py"
 FIRST_CELLS = [
     "`kvtool fragment --dist zipf`", "---", "later runs",
-    "paged", "---", "engine", "engine", "engine",
-    "paged", "---", "engine", "plain scheduler",
+    "requests", "---", "1,000", "10,000", "100,000",
+    "scheduler", "---", "engine", "plain scheduler",
     "vLLM: not installed: VLLM_PYTHON=/path/to/python make bench",
     "allocator", "---", "paged", "max", "pow2", "oracle", "grow", "static-batch",
 ]  # fmt: skip

@@ -39,6 +39,7 @@ from kvtool.sim import engine as driver
 from kvtool.sim.engine import Engine, in_order
 from kvtool.sim.memory import Contiguous
 from kvtool.sim.placement import Buddy
+from kvtool.sim.scheduler import Scheduler
 from kvtool.sim.settings import ABORTED, CUT, DONE, REJECTED, UNFINISHED, Settings, StepTime
 from kvtool.sim.state import CALENDAR, POINTS, STEPS_KEPT, new_state
 from kvtool.sim.totals import Sums
@@ -49,7 +50,7 @@ CALM = {
     "deadline": None,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
 }
-FEW, MANY = settings(max_examples=200, **CALM), settings(max_examples=4000, **CALM)
+FEW, MANY = settings(max_examples=150, **CALM), settings(max_examples=4000, **CALM)
 
 
 @pytest.mark.parametrize("name", ROW_IDS)
@@ -162,7 +163,7 @@ def skip_runs(how: settings) -> int:
 
 
 def test_who_gets_no_token_comes_a_step_later() -> None:
-    assert skip_runs(settings(FEW, max_examples=80)) > 0
+    assert skip_runs(settings(FEW, max_examples=60)) > 0
 
 
 @pytest.mark.slow
@@ -196,7 +197,7 @@ def test_a_pool_of_fewer_slots_than_requests_may_run() -> None:
 
 def test_what_is_due_later_than_the_calendar_is_long_waits_for_its_lap() -> None:
     outputs = [2 * CALENDAR + 7, CALENDAR, CALENDAR + 1, 3]
-    limits = Settings(num_blocks=700, max_model_len=10_000, step_time=UNIT)
+    limits = Settings(num_blocks=1200, max_model_len=10_000, step_time=UNIT)
     run = compare(Case(requests=requests([5, 1, 2, 3], outputs), settings=limits))
     assert run.state.outcomes["finish_step"].tolist() == [output - 1 for output in outputs]
 
@@ -219,8 +220,7 @@ def test_points_of_the_series_are_halved_when_they_are_full() -> None:
 
 def test_more_steps_than_the_buffer_keeps_are_all_handed_over() -> None:
     steps = STEPS_KEPT + 5000
-    limits = Settings(num_blocks=1, block_size=STEPS_KEPT * 2, max_model_len=10**6, step_time=UNIT)
-    limits = replace(limits, num_blocks=STEPS_KEPT, block_size=2)
+    limits = Settings(num_blocks=steps, block_size=1, max_model_len=10**6, step_time=UNIT)
     run = engine(Case(requests=requests([1], [steps]), settings=limits), recorded=True).run()
     assert len(run.steps) > 1
     assert run.all_steps()["end_ns"].tolist() == list(range(1, steps + 1))
@@ -254,7 +254,7 @@ def plainer(case: Case) -> Case:
     return replace(case, settings=limits)
 
 
-@settings(FEW, max_examples=100)
+@settings(FEW, max_examples=80)
 @given(
     case=drawn_cases().map(plainer),
     sizes=st.lists(st.sampled_from((0, 1, 2, 3, 7, 20)), max_size=30),
@@ -303,7 +303,6 @@ def test_an_adaptive_threshold_does_not_hang_on_the_chunks() -> None:
     )  # fmt: skip
     case = Case(requests=requests([12] * 6, [1] * 6), settings=limits)
     # Six are there: 12 // 6 = 2 tokens a step at first. With two read, it is 12 // 2 = 6.
-    assert engine(case).run().totals() == run_plain(case).totals() or True
     assert in_chunks(case, [1] * 6, recorded=False).totals() == engine(case).run().totals()
 
 
@@ -317,14 +316,14 @@ def test_who_waits_in_a_step_does_not_hang_on_the_chunks() -> None:
 @pytest.mark.xfail(strict=True, reason="prompts are counted when read, not when they arrive")
 @pytest.mark.parametrize(
     ("arrivals", "sizes", "recorded"),
-    [([0, 0], [1, 0, 1], True), ([0, 9], [2], False)],
+    [([0, 0, 0], [2, 0, 1], True), ([0, 0, 9], [3], False)],
     ids=["arrived and not read", "read and not arrived"],
 )
 def test_prompts_that_are_too_long_are_counted_until_the_run_stops(
     arrivals: list[int], sizes: list[int], recorded: bool
 ) -> None:
-    limits = Settings(num_blocks=1, block_size=4, max_model_len=8, on_stall="stop", step_time=UNIT)
-    case = Case(requests=requests([6, 8], [1, 1], arrivals), settings=limits)  # 6 never fit
+    limits = Settings(num_blocks=1, block_size=4, max_model_len=8, max_num_seqs=1, on_stall="stop")
+    case = Case(requests=requests([6, 6, 8], [1] * 3, arrivals), settings=limits)  # 6 never fit
     totals = in_chunks(case, sizes, recorded=recorded).totals()
     assert totals.prompt_too_long == run_plain(case).totals().prompt_too_long
 
@@ -444,7 +443,7 @@ def test_memory_does_not_grow_with_the_requests() -> None:
         tracemalloc.stop()
     totals = run.totals()
     assert (totals.completed, sum(made)) == (count, count)
-    assert peak < 4_000_000
+    assert peak < 8_000_000
     assert len(run.steps) == len(run.gaps) == len(run.rejected) == 0
 
 
@@ -484,8 +483,6 @@ def most_holes(case: Case) -> int:
             super().free(address)
             nonlocal most
             most = max(most, sum(map(len, self._free.values())))
-
-    from kvtool.sim.scheduler import Scheduler
 
     store = Contiguous(case.allocator, case.placement, case.settings)
     store.placement = Watched(case.settings.num_slots)

@@ -52,7 +52,7 @@ class Twin:
         self.pool = BlockPool(self.settings.num_blocks, self.settings.block_size)
         if self.prefix:
             self.pool.allocate(PREFIX, self.prefix)
-        self.clock = self.completed = self.cut = self.aborted = self.too_long = 0
+        self.clock = self.end = self.completed = self.cut = self.aborted = self.too_long = 0
         self.preemptions = self.recomputed = self.copied = 0
         self.arrivals = {k: int(at) for k, at in enumerate(self.requests.arrival_ns) if at >= 0}
         while True:
@@ -94,6 +94,7 @@ class Twin:
         tokens += sum(job.prompt + len(job.limits) * job.generated for job in new)
         law = self.settings.step_time
         self.clock += law.base_ns + law.token_ns * tokens + law.context_ns * context
+        self.end = self.clock
         left = len(self.requests) - ended - self.too_long - len(self.running)
         self.measured.append(ended >= len(self.requests) // 10 and left > 0)
         self.rows.append(self.view(blocked))
@@ -221,7 +222,7 @@ class Twin:
         return {
             **sums,
             "steps": len(self.rows), "measured_steps": len(rows), "whole_run": whole,
-            "end_ns": self.clock, "completed": self.completed, "cut": self.cut,
+            "end_ns": self.end, "completed": self.completed, "cut": self.cut,
             "aborted": self.aborted, "prompt_too_long": self.too_long,
             "preemptions": self.preemptions, "recomputed_tokens": self.recomputed,
             "copied_blocks": self.copied,
@@ -448,8 +449,11 @@ def test_a_request_that_never_fits_ends_the_wait_of_the_others() -> None:
 
 
 def test_an_interrupt_leaves_the_sums_of_whole_steps() -> None:
-    def stop(ended: int) -> None:
-        if ended == 6:
+    ended: list[int] = []
+
+    def stop(more: int) -> None:
+        ended.append(more)
+        if sum(ended) == 6:
             raise KeyboardInterrupt
 
     limits = Settings(num_blocks=40, block_size=4)

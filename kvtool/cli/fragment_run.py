@@ -21,6 +21,8 @@ from kvtool.units import parse_count, parse_counts
 from kvtool.view.fragment import SHARES, Film
 
 MOST_CASES = 1_000
+MOST_SAMPLES = 10**7
+"""Samples that share are kept in memory, a number each."""
 
 
 def cases_of(
@@ -42,6 +44,17 @@ def cases_of(
         size = rules.pop("block_size")
         paged = Settings(num_blocks=pool.num_blocks(size), block_size=size, **rules)
         whole = Settings(num_blocks=pool.num_tokens(size), block_size=1, **rules)
+        if samples > paged.max_running:
+            raise usage_error(
+                f"--n {samples:,} samples of a request run together, and at most "
+                f"{paged.max_running:,} may run",
+                "lower --n, or raise --max-num-seqs",
+            )
+        if (samples > 1 or prefix) and count * samples > MOST_SAMPLES:
+            raise usage_error(
+                f"{count * samples:,} samples that share are too many",
+                f"at most {MOST_SAMPLES:,}: lower --num-requests or --n",
+            )
         for allocator, placement in _allocators(given, traffics):
             case = Case(
                 allocator=allocator,

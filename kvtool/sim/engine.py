@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from kvtool.errors import KvtoolError
 from kvtool.requests import Requests
 from kvtool.sim import kernel
 from kvtool.sim.jit import must_compile
@@ -72,6 +73,11 @@ class Engine:
             self._keep_steps()
             self.progress(int(run.done + run.aborted) - ended)
             ended = int(run.done + run.aborted)
+            if run.stopped == kernel.CLOCK_IS_FULL:
+                raise KvtoolError(
+                    "the clock went beyond 2^63 ns (292 years)",
+                    "make the steps shorter (--step-time), or the arrivals earlier",
+                )
             if code == kernel.ALL_DONE:
                 return
             if code == kernel.MORE_REQUESTS and following is not None:

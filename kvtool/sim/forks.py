@@ -46,7 +46,7 @@ def run_forks(
 
     `sample_outputs`: output tokens, a row for each request and a column for each sample; None: each
     sample has the request's. `shared_prefix`: tokens of a system prompt before each prompt, computed
-    and pinned before the run. `progress` is told how many requests have ended.
+    and pinned before the run. `progress` is told of each request that ends.
     """
     return Forks(
         requests, settings, samples=samples, sample_outputs=sample_outputs,
@@ -89,7 +89,7 @@ class Forks:
             if requests.arrival_ns[k] < 0:
                 self.children.setdefault(parent, []).append(k)
         self.step = -1
-        self.clock_ns = 0
+        self.clock_ns = self.end_ns = 0
         self.seats = 0  # sequences of the running groups, with those that are yet to be forked
         self.scheduled_tokens = 0  # of this step
         self.completed = self.cut = self.aborted = self.prompt_too_long = 0
@@ -114,7 +114,7 @@ class Forks:
         before, window = self.ledger.before, self.ledger.window
         return ForkResult(
             steps=before.measured_steps + window.measured_steps,
-            end_ns=self.clock_ns,
+            end_ns=self.end_ns,
             completed=self.completed,
             cut=self.cut,
             aborted=self.aborted,
@@ -150,6 +150,7 @@ class Forks:
         ledger.record(measured=measured, blocked=blocked)
         self.clock_ns += law.base_ns
         self.clock_ns += law.token_ns * self.scheduled_tokens + law.context_ns * ledger.context
+        self.end_ns = self.clock_ns
         for group in self.prefilled:
             ledger.count(group, self.step, -1)
             self._fork(group)
@@ -289,7 +290,7 @@ class Forks:
         for child in self.children.pop(group.index, ()):
             arrival = self.clock_ns + (self.think_ns[child] if self.think_ns else 0)
             heapq.heappush(self.arrivals, (arrival, child))
-        self.progress(self.completed + self.aborted + self.prompt_too_long)
+        self.progress(1)
 
 
 class _Calendar:

@@ -23,6 +23,9 @@ from kvtool.sim.regions import grow_in_place, place, release
 from kvtool.sim.state import CALENDAR, NONE, Lines, Records, Run, State
 
 ALL_DONE, MORE_REQUESTS, FULL, PAUSED = range(4)
+CLOCK_IS_FULL = 2
+"""In `run.stopped`, beside 1: the head of the queue never fits."""
+LATEST_NS = 9.2e18
 
 
 @compiled
@@ -102,10 +105,14 @@ def compute(run: Run, lines: Lines) -> None:
 
 @part
 def tick(run: Run) -> None:
-    """The clock at the end of the step."""
+    """The clock at the end of the step; it stops where 64 bits end."""
     run.tokens += run.now_tokens
     run.scheduled += run.now_tokens
     run.now_context = run.tokens - run.now_unseen
+    passed = float(run.token_ns) * run.now_tokens + float(run.context_ns) * run.now_context
+    if run.clock + passed + run.base_ns > LATEST_NS:
+        run.stopped = CLOCK_IS_FULL
+        return
     run.clock += run.base_ns + run.token_ns * run.now_tokens + run.context_ns * run.now_context
 
 

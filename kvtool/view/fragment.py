@@ -142,8 +142,14 @@ def _trend(settings: Mapping[str, Sequence[Row]]) -> str:
     best, worst = (pick(rows, key=lambda at: rows[at]["token_share"]) for pick in (max, min))
     return (
         f"paged keeps {rows[best]['token_share']:.1%} of the pool in use at {best} and "
-        f"{rows[worst]['token_share']:.1%} at {worst}."
+        f"{rows[worst]['token_share']:.1%} at {worst}.{_savings(rows)}"
     )
+
+
+def _savings(rows: Mapping[str, Row]) -> str:
+    most = max(rows, key=lambda at: rows[at]["saved_share"])
+    saved = rows[most]["saved_share"]
+    return f" Sharing saves up to {saved:.1%} of its blocks, at {most}." if saved else ""
 
 
 def _settings(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -171,6 +177,8 @@ def _verdict(paged: Row | None, other: Row | None, group: Sequence[Row]) -> str:
         "grow": "growing regions keep",
         "oracle": "even knowing the output keeps",
     }
+    if not any(row["completed"] for row in group):
+        return "no request could be served."
     if paged is None:
         best = max(group, key=lambda row: row["token_share"])
         return (
@@ -211,7 +219,7 @@ def _losses(row: Row) -> list[str]:
     if row["larger_than_pool"]:
         said.append(
             f"{counted(row['larger_than_pool'], 'request')} rejected, because the whole pool "
-            f"({row['pool_tokens']:,} tokens) does not hold what is to be held for one"
+            f"({counted(row['pool_tokens'], 'token')}) does not hold what is to be held for one"
         )
     if row["cut"]:
         said.append(f"{counted(row['cut'], 'request')} cut short at {longest}")
