@@ -1,8 +1,10 @@
 """The simulators' speed, against the plain scheduler and vLLM's own: tables, for `make bench`.
 
-python scripts/bench_simulators.py            prints the tables: two minutes
-python scripts/bench_simulators.py --write    and puts them into docs/performance.md
-python scripts/bench_simulators.py --quick    a tenth of it, to see that it runs
+    python scripts/bench_simulators.py            prints them: two minutes
+    python scripts/bench_simulators.py --write    and puts them into docs/performance.md
+    python scripts/bench_simulators.py --quick    a tenth of the work, to see that it runs
+
+docs/performance.md says what is measured, and how vLLM comes in.
 """
 
 from __future__ import annotations
@@ -66,14 +68,12 @@ class Ran(NamedTuple):
 
 def best_of(repeat: int, run: Callable[[], Integers]) -> Ran:
     """Run so often."""
-    walls, cpus, grown = [], [], []
+    runs = []
     for _ in range(repeat):
-        held = peak_mib(anew=True)
-        cpu, wall = time.process_time(), time.perf_counter()
+        held, cpu, wall = peak_mib(anew=True), time.process_time(), time.perf_counter()
         came_to = run()
-        walls.append(time.perf_counter() - wall)
-        cpus.append(time.process_time() - cpu)
-        grown.append(peak_mib() - held)
+        runs.append((time.perf_counter() - wall, time.process_time() - cpu, peak_mib() - held))
+    walls, cpus, grown = zip(*runs, strict=True)
     return Ran(came_to, min(walls), min(cpus), max(grown))
 
 
@@ -139,15 +139,15 @@ def commands(sizes: Sizes) -> Iterator[str]:
 
 def command(repeat: int, *, compiles: bool = False) -> Iterator[str]:
     """The best wall and CPU seconds of runs that must end well, in a child each."""
-    walls, cpus = [], []
+    runs = []
     for _ in range(repeat):
         with tempfile.TemporaryDirectory() as folder:
             environ = os.environ | ({"NUMBA_CACHE_DIR": folder} if compiles else {})
             before, start = os.times(), time.perf_counter()
             subprocess.run(COMMAND, check=True, capture_output=True, env=environ)
-            walls.append(time.perf_counter() - start)
-            cpus.append(sum(os.times()[2:4]) - sum(before[2:4]))  # of children: user and system
-    return map(digits, (min(walls), min(cpus)))
+            wall, spent = time.perf_counter() - start, sum(os.times()[2:4])  # of children
+            runs.append((wall, spent - sum(before[2:4])))
+    return (digits(min(column)) for column in zip(*runs, strict=True))
 
 
 def scales(sizes: Sizes) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Two forks of one prompt in the real block pool: they cost no block until they diverge.
 
-    python scripts/demo_forks.py
+python scripts/demo_forks.py
 """
 
 from __future__ import annotations

@@ -83,9 +83,7 @@ class StaticBatches:
                 else:
                     yield Member(prompt, limit, arrival, limit < output)
 
-    def _fill(
-        self, head: Member, queue: Iterator[Member]
-    ) -> tuple[list[Member], Member | None]:
+    def _fill(self, head: Member, queue: Iterator[Member]) -> tuple[list[Member], Member | None]:
         """The batch that begins with the head, and who is next."""
         self.clock_ns = max(self.clock_ns, head.arrival_ns)
         batch, prompt, output = [head], head.prompt, head.output
