@@ -1,10 +1,7 @@
 """The simulators' speed, against the plain scheduler and vLLM's own: tables, for `make bench`.
 
-    python scripts/bench_simulators.py            prints them: two minutes
-    python scripts/bench_simulators.py --write    and puts them into docs/performance.md
-    python scripts/bench_simulators.py --quick    a tenth of the work, to see that it runs
-
-docs/performance.md says what is measured, and how vLLM comes in.
+`--write` puts the tables into docs/performance.md, which says what they hold and how vLLM comes in;
+`--quick` does a fraction of the work, to see that it runs.
 """
 
 from __future__ import annotations

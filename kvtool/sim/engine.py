@@ -13,7 +13,7 @@ from kvtool.sim import kernel
 from kvtool.sim.jit import must_compile
 from kvtool.sim.memory import PAGED
 from kvtool.sim.settings import REJECTED, UNFINISHED, Settings
-from kvtool.sim.state import NONE, QUEUE, Records, State, new_state, records
+from kvtool.sim.state import NONE, POINTS, QUEUE, SUMS, Records, State, new_state, records
 from kvtool.sim.totals import Sums, Totals, warm_up_of
 
 STEPS_AT_ONCE = 1 << 20
@@ -60,7 +60,7 @@ class Engine:
             self._run()
         except KeyboardInterrupt:
             self.interrupted = True
-            self._keep_steps()
+            self._make_room()
         self._tell_unfinished()
         return self
 
@@ -70,7 +70,7 @@ class Engine:
         run, ended = self.state.run, 0
         while True:
             code = kernel.advance(self.state, queue, following is None, STEPS_AT_ONCE)
-            self._keep_steps()
+            self._make_room()
             self.progress(int(run.done + run.aborted) - ended)
             ended = int(run.done + run.aborted)
             if run.stopped == kernel.CLOCK_IS_FULL:
@@ -105,8 +105,14 @@ class Engine:
             first += len(prompt)
             yield queue
 
-    def _keep_steps(self) -> None:
-        run = self.state.run
+    def _make_room(self) -> None:
+        """Take the steps that are written down; a series that is full gets steps of twice the width."""
+        run, series = self.state.run, self.state.sums[:POINTS]
+        if run.step >= POINTS * run.width:
+            for name in SUMS.names or ():
+                series[name][: POINTS // 2] = series[name][::2] + series[name][1::2]
+                series[name][POINTS // 2 :] = 0
+            run.width *= 2
         if self.recorded:
             self.steps.append(self.state.steps[: run.steps_kept].copy())
             self.gaps.append(self.state.steps["gap"][: run.gaps_kept].copy())
@@ -137,7 +143,8 @@ class Engine:
 
     def totals(self) -> Totals:
         """What the run came to."""
-        run, sums = self.state.run, self.state.sums
+        run = self.state.run
+        series = tuple(_sums(one) for one in self.state.sums[:POINTS] if one["steps"])
         return Totals(
             requests=self.num_requests,
             completed=int(run.done),
@@ -152,9 +159,9 @@ class Engine:
             steps=int(run.step),
             end_ns=int(run.clock) if run.step else 0,
             scheduled_tokens=int(run.scheduled),
-            whole=_sums(sums[0]),
-            window=_sums(sums[1]),
-            series=tuple(_sums(one) for one in sums[2:] if one["steps"]),
+            whole=sum(series, Sums()),
+            window=_sums(self.state.sums[POINTS]),
+            series=series,
             interrupted=self.interrupted,
         )
 

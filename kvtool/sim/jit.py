@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
+
+# Before numba is imported: at its own level 3 a first run takes longer and later ones gain a twentieth.
+os.environ.setdefault("NUMBA_OPT", "2")
 
 import numba
 

@@ -20,7 +20,7 @@ from kvtool.sim.lists import (
 )  # fmt: skip
 from kvtool.sim.record import note_step, tell
 from kvtool.sim.regions import grow_in_place, place, release
-from kvtool.sim.state import CALENDAR, NONE, Lines, Records, Run, State
+from kvtool.sim.state import CALENDAR, NONE, POINTS, Lines, Records, Run, State
 
 ALL_DONE, MORE_REQUESTS, FULL, PAUSED = range(4)
 CLOCK_IS_FULL = 2
@@ -41,6 +41,8 @@ def advance(s: State, queue: Records, last: bool, most_steps: int) -> int:
             return MORE_REQUESTS
         kept = len(s.steps)  # a step may close as many gaps as may run
         if kept and (run.steps_kept >= kept or run.gaps_kept + run.max_running > kept):
+            return FULL
+        if run.step >= POINTS * run.width:
             return FULL
         if run.running + run.preempted == 0 and run.head >= len(queue):
             return ALL_DONE

@@ -1,4 +1,4 @@
-"""What the fast engine writes down: sums over steps, a series over time, steps, requests and gaps."""
+"""What the fast engine writes down: sums over steps, steps, requests and gaps."""
 
 from __future__ import annotations
 
@@ -14,14 +14,9 @@ def note_step(
 ) -> None:
     """A step, seen after scheduling and before its output is processed."""
     run.peak = max(run.peak, run.running)
-    add_to_sums(run, sums[0], blocked)
+    add_to_sums(run, sums[run.step // run.width], blocked)
     if measured:
-        add_to_sums(run, sums[1], blocked)
-    point = run.step // run.width
-    if point == POINTS:
-        halve_series(run, sums)
-        point = run.step // run.width
-    add_to_sums(run, sums[2 + point], blocked)
+        add_to_sums(run, sums[POINTS], blocked)
     if len(steps):
         told = steps[run.steps_kept]
         told.scheduled_tokens, told.batch = run.now_tokens, run.now_batch
@@ -45,26 +40,6 @@ def add_to_sums(run: Run, into: Any, blocked: bool) -> None:
         into.external += free
     else:
         into.idle += free
-
-
-@part
-def halve_series(run: Run, sums: Records) -> None:
-    """Each two points become one of twice the steps."""
-    for point in range(POINTS // 2):
-        one, two, into = sums[2 + 2 * point], sums[2 + 2 * point + 1], sums[2 + point]
-        into.steps = one.steps + two.steps
-        into.tokens = one.tokens + two.tokens
-        into.reserved = one.reserved + two.reserved
-        into.internal = one.internal + two.internal
-        into.external = one.external + two.external
-        into.idle = one.idle + two.idle
-        into.running = one.running + two.running
-        into.held = one.held + two.held
-    for point in range(POINTS // 2, POINTS):
-        into = sums[2 + point]
-        into.steps = into.tokens = into.reserved = into.internal = into.external = 0
-        into.idle = into.running = into.held = 0
-    run.width *= 2
 
 
 @part

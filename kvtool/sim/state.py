@@ -91,7 +91,7 @@ class State(NamedTuple):
     run: Run
     lines: Lines
     sums: Records
-    """Over all steps, over those of the window, and POINTS of the series over time."""
+    """POINTS of a series over all steps, `run.width` steps each; the last: those of the window."""
     outcomes: Records
     steps: Records
 
@@ -113,7 +113,7 @@ def new_state(
     return State(
         run=run,
         lines=lines,
-        sums=records(SUMS, 2 + POINTS, 0),
+        sums=records(SUMS, POINTS + 1, 0),
         outcomes=records(OUTCOME, num_recorded, NONE, zero=("num_preemptions", "generated")),
         steps=records(STEP, max(STEPS_KEPT, most) if num_recorded else 0, 0),
     )
