@@ -195,6 +195,19 @@ def test_a_pool_of_fewer_slots_than_requests_may_run() -> None:
     assert compare(case).totals().peak_running == 3
 
 
+def test_who_is_aborted_leaves_the_cpu() -> None:
+    limits = Settings(
+        num_blocks=4,
+        block_size=4,
+        preemption="swap",
+        cpu_blocks=4,
+        max_model_len=99,
+        step_time=UNIT,
+    )
+    pairs = requests([7, 7, 7], [30, 8, 8], [0, 40, 40])
+    assert compare(Case(requests=pairs, settings=limits)).totals().swapped_blocks == 8
+
+
 def test_what_is_due_later_than_the_calendar_is_long_waits_for_its_lap() -> None:
     outputs = [2 * CALENDAR + 7, CALENDAR, CALENDAR + 1, 3]
     limits = Settings(num_blocks=1200, max_model_len=10_000, step_time=UNIT)

@@ -221,6 +221,17 @@ def test_pictures(kvtool: Callable[..., Any], tmp_path: Path) -> None:
     assert path.read_bytes() == first
 
 
+def test_a_picture_of_many_rows_has_bars_alone(kvtool: Callable[..., Any], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "waste.svg"
+    argv = ("--num-requests", "20", "--allocator", "paged", "-o", str(path))
+    assert kvtool("fragment", *argv, "--block-size", "1..20").code == 0
+    assert "over time" not in path.read_text()
+    ran = kvtool("fragment", *argv, "--block-size", "1..200")
+    assert ran.code == 2
+    assert "200 rows" in ran.err
+
+
 def test_an_interrupted_run_prints_what_is_done() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "kvtool", "fragment", "--num-requests", "100000000", "--json"],

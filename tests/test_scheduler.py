@@ -220,6 +220,16 @@ def test_a_full_cpu_takes_no_second_victim() -> None:
     assert run.scheduler.cpu_blocks == 0
 
 
+def test_who_is_aborted_leaves_the_cpu() -> None:
+    limits = {"preemption": "swap", "cpu_blocks": 4}
+    run = play([(7, 30), *TWO], arrivals=[0, 40, 40], **limits)
+    # The first fills the pool, then the CPU, and never fits again; later there is room for a victim.
+    assert column(run, "status") == [ABORTED, DONE, DONE]
+    assert [index for _, index in run.result.preemptions] == [0, 2]
+    assert (run.result.recomputed_tokens, run.result.swapped_blocks) == (0, 4 + 2 + 2)
+    assert run.scheduler.cpu_blocks == 0
+
+
 def test_r3_a_threshold_cuts_a_prompt_only_in_company() -> None:
     assert scheduled(play([(10, 1)], long_prefill_threshold=4)) == [10]
     two = play([(10, 1), (6, 1)], num_blocks=9, long_prefill_threshold=4)

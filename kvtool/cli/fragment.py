@@ -80,17 +80,20 @@ def fragment(
     """How much of the pool is wasted, by which allocator?"""
     given: dict[str, Any] = {k: v for k, v in locals().items() if k not in _NOT_ASKED}
     out = output_from(format, json, output, quiet, verbose)
-    from kvtool.cli.fragment_run import cases_of, films_of, run_cases
+    from kvtool.cli.fragment_run import cases_of, check_picture, films_of, run_cases
     from kvtool.cli.fragment_words import resolved, traffics_of
     from kvtool.output import PICTURES, check_not_read
     from kvtool.run import Run
     from kvtool.view.fragment import view
 
+    drawn = output is not None and output.suffix.lower() in PICTURES
     check_not_read(output, [one for one in (trace, model) if one])
     try:
         traffics = traffics_of(given)
         grid = s.scheduler_grid(resolved(given, traffics))
         cases, notes = cases_of(given, traffics, grid)
+        if drawn:
+            check_picture(cases)
         measured, stopped = run_cases(cases, out)
     except KvtoolError as error:
         error.params = given
@@ -101,6 +104,5 @@ def fragment(
         rows=tuple(one.row for one in measured),
         notes=(*traffics.notes, *notes),
     )
-    drawn = output is not None and output.suffix.lower() in PICTURES
     films = films_of(cases, measured) if drawn and stopped is None else ()
     out.emit(run, view(run, films), failed=stopped)

@@ -21,6 +21,7 @@ from kvtool.units import parse_count, parse_counts
 from kvtool.view.fragment import SHARES, Film
 
 MOST_CASES = 1_000
+MOST_FILMS, MOST_BARS = 12, 100
 MOST_SAMPLES = 10**7
 """Samples that share are kept in memory, a number each."""
 
@@ -86,8 +87,22 @@ def run_cases(cases: Sequence[Case], out: Output) -> tuple[list[Measured], Kvtoo
     return measured, None
 
 
+def check_picture(cases: Sequence[Case]) -> None:
+    """Refuse a picture of more bars than anybody could read, before anything is run."""
+    if len(cases) > MOST_BARS:
+        raise usage_error(
+            f"a picture of {len(cases):,} rows has no room for their bars",
+            f"ask for at most {MOST_BARS} rows, or write -o rows.csv",
+        )
+
+
 def films_of(cases: Sequence[Case], measured: Sequence[Measured]) -> list[Film]:
-    """What the picture shows of each row: the shares over time, and a map of the pool."""
+    """What the picture shows of each row: the shares over time, and a map of the pool.
+
+    Of many rows only the bars: a panel for each would be a picture of metres.
+    """
+    if len(cases) > MOST_FILMS:
+        return [Film() for _ in measured]
     return [
         Film(
             series=tuple(
