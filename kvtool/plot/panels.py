@@ -12,7 +12,7 @@ BAR_HEIGHT, AREA_HEIGHT, STRIP_HEIGHT = 0.32, 1.1, 0.5
 WIDTH = 9.0
 PARTS = ("#0072b2", "#56b4e9", "#d55e00", "#cc79a7", "#e69f00", "#ececec")
 """Six shares, from used to idle: blues are a request's own, warm colours are waste."""
-ROWS_OF_STRIP = 4
+STRIP_LINES, STRIP_PIXELS = 4, 1200
 """A strip is long and thin: it is broken into lines, as text is."""
 
 
@@ -79,26 +79,26 @@ def _areas(axes: Any, panel: Areas) -> dict[str, Any]:
 
 
 def _strip(axes: Any, panel: Strip) -> None:
-    """Lines of equal length below each other; a piece may go on in the next line."""
-    line = -(-panel.length // ROWS_OF_STRIP)
+    """Lines of equal length below each other, as pixels: a pool may have a million blocks."""
+    import numpy as np
+    from matplotlib.colors import to_rgb
+
+    full = np.array([to_rgb(colour) for colour in PALETTE[:-1]])
+    pale = 1 - (1 - full) / 4
+    pixels = np.ones((STRIP_LINES * STRIP_PIXELS, 3))
+    scale = len(pixels) / panel.length
     for start, size, filled, owner in panel.pieces:
-        colour = PALETTE[owner % (len(PALETTE) - 1)]
-        _piece(axes, line, start + filled, size - filled, color=colour, alpha=0.25)
-        _piece(axes, line, start, filled, color=colour)
-    for row in range(ROWS_OF_STRIP):
-        width = min(line, panel.length - row * line)
-        axes.barh(row, width, left=0, height=0.86, fill=False, edgecolor=GREY, linewidth=0.6)
-    axes.set_xlim(0, line)
-    axes.set_ylim(ROWS_OF_STRIP - 0.5, -0.5)
+        ends = [round(at * scale) for at in (start, start + filled, start + size)]
+        pixels[ends[1] : ends[2]] = pale[owner % len(full)]
+        pixels[ends[0] : max(ends[1], ends[0] + (filled > 0))] = full[owner % len(full)]
+    lines = pixels.reshape(STRIP_LINES, STRIP_PIXELS, 3)
+    for line in range(STRIP_LINES):
+        extent = (0.0, 1.0, line + 0.42, line - 0.42)
+        axes.imshow(lines[line : line + 1], extent=extent, aspect="auto", interpolation="nearest")
+        axes.barh(line, 1.0, height=0.84, fill=False, edgecolor=GREY, linewidth=0.6)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(STRIP_LINES - 0.5, -0.5)
     axes.set_yticks([])
     axes.set_xticks([])
     for side in ("left", "bottom"):
         axes.spines[side].set_visible(False)
-
-
-def _piece(axes: Any, line: int, start: int, size: int, **look: Any) -> None:
-    while size > 0:
-        row, offset = divmod(start, line)
-        here = min(size, line - offset)
-        axes.barh(row, here, left=offset, height=0.86, linewidth=0, **look)
-        start, size = start + here, size - here

@@ -45,20 +45,21 @@ class BlockPool:
             raise ValueError("a pool has at least one block of at least one token")
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.ref_counts = [0] * num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self.ref_counts: list[int] = []
+        """Of each block that was ever taken: memory is bounded by what is used, not by the pool."""
+        self._freed: list[int] = []
         self._tables: dict[Hashable, list[int]] = {}
         self._tokens: dict[Hashable, int] = {}
 
     @property
     def num_free(self) -> int:
         """Blocks that no table holds."""
-        return len(self._free)
+        return self.num_blocks - len(self.ref_counts) + len(self._freed)
 
     @property
     def free_blocks(self) -> list[int]:
         """The free blocks in the order in which they will be taken."""
-        return self._free[::-1]
+        return [*self._freed[::-1], *range(len(self.ref_counts), self.num_blocks)]
 
     def block_table(self, sequence: Hashable) -> tuple[int, ...]:
         """The physical block of each logical block of a sequence."""
@@ -86,7 +87,7 @@ class BlockPool:
         """Give a new sequence the blocks of its first tokens. Raises OutOfBlocks."""
         if sequence in self._tables:
             raise ValueError(f"sequence {sequence!r} has a block table already")
-        self._take(self.blocks_for(num_tokens))  # checked before the sequence exists
+        self._check(self.blocks_for(num_tokens))  # checked before the sequence exists
         self._tables[sequence] = [self._pop() for _ in range(self.blocks_for(num_tokens))]
         self._tokens[sequence] = num_tokens
 
@@ -101,7 +102,7 @@ class BlockPool:
 
         A tail that others hold too is first copied (copy-on-write): the copy to carry out, or None.
         """
-        self._take(self.blocks_to_append(sequence, num_tokens))
+        self._check(self.blocks_to_append(sequence, num_tokens))
         table = self._tables[sequence]
         copy = None
         if num_tokens > 0 and self._tail_is_shared(sequence):
@@ -128,7 +129,7 @@ class BlockPool:
         for block in self._tables.pop(sequence):
             self.ref_counts[block] -= 1
             if self.ref_counts[block] == 0:
-                self._free.append(block)
+                self._freed.append(block)
 
     def owners(self) -> Iterable[tuple[Hashable, tuple[int, ...]]]:
         """Every live sequence with its block table."""
@@ -139,11 +140,15 @@ class BlockPool:
         has_room = self._tokens[sequence] % self.block_size != 0
         return has_room and self.ref_counts[self._tables[sequence][-1]] > 1
 
-    def _take(self, count: int) -> None:
-        if count > len(self._free):
-            raise OutOfBlocks(count, len(self._free))
+    def _check(self, count: int) -> None:
+        if count > self.num_free:
+            raise OutOfBlocks(count, self.num_free)
 
     def _pop(self) -> int:
-        block = self._free.pop()
+        """The block that was freed last, else the lowest that was never taken."""
+        if not self._freed:
+            self.ref_counts.append(1)
+            return len(self.ref_counts) - 1
+        block = self._freed.pop()
         self.ref_counts[block] = 1
         return block
