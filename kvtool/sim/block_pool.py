@@ -45,7 +45,7 @@ class BlockPool:
             raise ValueError("a pool has at least one block of at least one token")
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.ref_counts: list[int] = []
+        self._ref_counts: list[int] = []
         """Of each block that was ever taken: memory is bounded by what is used, not by the pool."""
         self._freed: list[int] = []
         self._tables: dict[Hashable, list[int]] = {}
@@ -54,12 +54,12 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks that no table holds."""
-        return self.num_blocks - len(self.ref_counts) + len(self._freed)
+        return self.num_blocks - len(self._ref_counts) + len(self._freed)
 
     @property
     def free_blocks(self) -> list[int]:
         """The free blocks in the order in which they will be taken."""
-        return [*self._freed[::-1], *range(len(self.ref_counts), self.num_blocks)]
+        return [*self._freed[::-1], *range(len(self._ref_counts), self.num_blocks)]
 
     def block_table(self, sequence: Hashable) -> tuple[int, ...]:
         """The physical block of each logical block of a sequence."""
@@ -68,6 +68,10 @@ class BlockPool:
     def num_tokens(self, sequence: Hashable) -> int:
         """Tokens of a sequence that have a slot."""
         return self._tokens[sequence]
+
+    def ref_count(self, block: int) -> int:
+        """How many tables a block stands in; 0: it is free."""
+        return self._ref_counts[block] if block < len(self._ref_counts) else 0
 
     def slot(self, sequence: Hashable, position: int) -> int:
         """Where the token at a position lies: block × block_size + offset."""
@@ -107,7 +111,7 @@ class BlockPool:
         copy = None
         if num_tokens > 0 and self._tail_is_shared(sequence):
             copy = Copy(table[-1], self._pop())
-            self.ref_counts[copy.source] -= 1
+            self._ref_counts[copy.source] -= 1
             table[-1] = copy.target
         self._tokens[sequence] += num_tokens
         while len(table) < self.blocks_for(self._tokens[sequence]):
@@ -121,14 +125,14 @@ class BlockPool:
         self._tables[child] = list(self._tables[parent])
         self._tokens[child] = self._tokens[parent]
         for block in self._tables[child]:
-            self.ref_counts[block] += 1
+            self._ref_counts[block] += 1
 
     def free(self, sequence: Hashable) -> None:
         """Forget a sequence; blocks that no other table holds are free again."""
         del self._tokens[sequence]
         for block in self._tables.pop(sequence):
-            self.ref_counts[block] -= 1
-            if self.ref_counts[block] == 0:
+            self._ref_counts[block] -= 1
+            if self._ref_counts[block] == 0:
                 self._freed.append(block)
 
     def owners(self) -> Iterable[tuple[Hashable, tuple[int, ...]]]:
@@ -138,7 +142,7 @@ class BlockPool:
     def _tail_is_shared(self, sequence: Hashable) -> bool:
         """Whether the next token falls into a block that another table holds too."""
         has_room = self._tokens[sequence] % self.block_size != 0
-        return has_room and self.ref_counts[self._tables[sequence][-1]] > 1
+        return has_room and self._ref_counts[self._tables[sequence][-1]] > 1
 
     def _check(self, count: int) -> None:
         if count > self.num_free:
@@ -147,8 +151,8 @@ class BlockPool:
     def _pop(self) -> int:
         """The block that was freed last, else the lowest that was never taken."""
         if not self._freed:
-            self.ref_counts.append(1)
-            return len(self.ref_counts) - 1
+            self._ref_counts.append(1)
+            return len(self._ref_counts) - 1
         block = self._freed.pop()
-        self.ref_counts[block] = 1
+        self._ref_counts[block] = 1
         return block

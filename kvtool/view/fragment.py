@@ -249,7 +249,9 @@ def _limits(rows: Sequence[Row]) -> list[str]:
 
 def _picture(rows: Sequence[Row], films: Sequence[Film]) -> Panels:
     varying = _varying(rows)
-    names = [", ".join([named(row), *(_said(row, one) for one in varying)]) for row in rows]
+    names = [
+        ", ".join(filter(None, (named(row), *(_said(row, v) for v in varying)))) for row in rows
+    ]
     shares = tuple(tuple(row[f"{share}_share"] for share in SHARES) for row in rows)
     panels: list[Bars | Areas | Strip] = [
         Bars(
