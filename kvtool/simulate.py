@@ -30,7 +30,7 @@ def row_of(found: Replay, requests: Requests, settings: Settings) -> Row:
         "larger_than_pool": _larger_than_pool(found, requests, settings),
         **_rates(found),
         **_times(found),
-        **_queue(found, requests, settings),
+        **_queue(found),
         "swapped_bytes": None,
         "tokens_per_usd": None,
     }
@@ -146,22 +146,13 @@ def percentiles(values: Any, weights: Column | None = None) -> list[float | None
     return [values[order[place]].item() for place in places]
 
 
-def _queue(found: Replay, requests: Requests, settings: Settings) -> Row:
-    """In how many steps somebody was left waiting, and for which of the three limits."""
-    steps = found.steps
-    waits = steps["waiting"] > 0
-    seqs = waits & (steps["running"] >= settings.max_running)
-    tokens = waits & ~seqs & (steps["scheduled_tokens"] >= settings.token_budget)
-    if not settings.chunked_prefill:  # a prompt that does not fit the rest of the step waits too
-        longest = int((requests.prompt_tokens + requests.output_tokens).max())
-        needed = -(-min(longest, settings.max_model_len) // settings.block_size)
-        free = settings.num_blocks - steps["used_blocks"]
-        tokens |= waits & ~seqs & (free >= needed + settings.watermark_blocks)
-    counts = {
-        "max_num_seqs": int(seqs.sum()),
-        "max_batched_tokens": int(tokens.sum()),
-        "num_blocks": int((waits & ~seqs & ~tokens).sum()),
-    }
+def _queue(found: Replay) -> Row:
+    """In how many steps the head of the queue was kept out, and by which of the three limits."""
+    from kvtool.sim.settings import NO_MEMORY, NO_SEAT, NO_TOKENS
+
+    limits = {"max_num_seqs": NO_SEAT, "max_batched_tokens": NO_TOKENS, "num_blocks": NO_MEMORY}
+    held_up = found.steps["held_up"]
+    counts = {name: int((held_up == limit).sum()) for name, limit in limits.items()}
     return {
         "waiting_steps": sum(counts.values()),
         "waiting_for_seqs_steps": counts["max_num_seqs"],

@@ -18,7 +18,17 @@ from kvtool.requests import Requests
 from kvtool.sim.engine import Engine, in_order
 from kvtool.sim.memory import CONTIGUOUS, PAGED, PLACEMENTS, Contiguous, Memory, memory
 from kvtool.sim.scheduler import Result, Scheduler, Step
-from kvtool.sim.settings import ABORTED, CUT, DONE, REJECTED, Settings, StepTime
+from kvtool.sim.settings import (
+    ABORTED,
+    CUT,
+    DONE,
+    NO_MEMORY,
+    NO_SEAT,
+    NO_TOKENS,
+    REJECTED,
+    Settings,
+    StepTime,
+)  # fmt: skip
 from kvtool.sim.totals import SHARES, Sums, Totals, warm_up_of
 
 ROWS = Path(__file__).parent / "data/scheduler.jsonl.gz"
@@ -179,7 +189,8 @@ class Plain:
     def sums(self, steps: Sequence[Step]) -> Sums:
         """What the slots of the pool were, over these steps."""
         free = [self.case.settings.num_slots - step.held_slots for step in steps]
-        external = sum(slots for slots, step in zip(free, steps, strict=True) if step.blocked)
+        reasons = [step.held_up for step in steps]
+        external = sum(slots for slots, why in zip(free, reasons, strict=True) if why == NO_MEMORY)
         return Sums(
             steps=len(steps),
             token=sum(step.token_slots for step in steps),
@@ -188,6 +199,9 @@ class Plain:
             external=external,
             idle=sum(free) - external,
             running=sum(step.running for step in steps),
+            no_seat=reasons.count(NO_SEAT),
+            no_tokens=reasons.count(NO_TOKENS),
+            no_memory=reasons.count(NO_MEMORY),
         )
 
     def window(self) -> list[Step]:

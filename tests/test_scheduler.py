@@ -19,7 +19,17 @@ from sim_cases import (
 )
 
 from kvtool.sim.memory import Paged
-from kvtool.sim.settings import ABORTED, CUT, DONE, REJECTED, UNFINISHED, Settings, StepTime
+from kvtool.sim.settings import (
+    ABORTED,
+    CUT,
+    DONE,
+    NO_MEMORY,
+    NOBODY_WAITS,
+    REJECTED,
+    UNFINISHED,
+    Settings,
+    StepTime,
+)  # fmt: skip
 
 QUICK = {"a3", "b1", "b8", "c4", "d3", "d8", "f2", "f4", "f6", "f7", "g4", "h1", "h4"}
 """Rows of every family that take a tenth of a second or so each."""
@@ -296,8 +306,8 @@ def test_the_slots_of_a_step_are_told_apart() -> None:
         8, 5, 1, 2,
     )  # fmt: skip
     assert (second.token_slots, second.reserved_slots, second.internal_slots) == (6, 0, 2)
-    assert not first.blocked
+    assert first.held_up == NOBODY_WAITS
     # Two of 8 do not fit beside each other into 3 blocks: the free one is free and useless.
-    assert [step.blocked for step in play([(8, 1), (8, 1)], num_blocks=3).result.steps] == [
+    assert [step.held_up == NO_MEMORY for step in play([(8, 1), (8, 1)], num_blocks=3).result.steps] == [
         True, False,
     ]  # fmt: skip

@@ -8,6 +8,7 @@ from kvtool.sim.jit import part
 from kvtool.sim.lists import append_running
 from kvtool.sim.memory import ALLOCATORS, SMALLEST_REGION
 from kvtool.sim.regions import place, power_of_two
+from kvtool.sim.settings import NO_MEMORY, NO_SEAT, NO_TOKENS, NOBODY_WAITS
 from kvtool.sim.state import NONE, Lines, Records, Run
 
 PAGED, MAX, POW2, ORACLE, GROW = (
@@ -41,29 +42,35 @@ def set_pad(run: Run, lines: Lines, at: int, tokens: int) -> None:
 
 
 @part
-def admit(run: Run, lines: Lines, queue: Records) -> bool:
-    """R7 to R9: from the head of the queue until something fails. Whether memory failed."""
-    while run.now_tokens < run.token_budget and run.running < run.max_running:
+def admit(run: Run, lines: Lines, queue: Records) -> int:
+    """R7 to R9: from the head of the queue until something fails. What failed."""
+    while run.preempted > 0 or run.head < run.arrived:
+        if run.running >= run.max_running:
+            return NO_SEAT
+        if run.now_tokens >= run.token_budget:
+            return NO_TOKENS
         resumed = run.preempted > 0
         if resumed:
             at = lines[run.preempted - 1].preempted
-        elif run.head < run.arrived:
-            at = new_line(run, lines, queue[run.head])
+        elif run.head_line >= 0:
+            at = run.head_line
+        elif run.free_lines == 0:
+            return NO_MEMORY  # as many run as the pool has slots
         else:
-            return False
+            at = new_line(run, lines, queue[run.head])
         line = lines[at]
         tokens = threshold(run, line.prompt + line.generated - line.computed)
         budget = run.token_budget - run.now_tokens
         if not run.chunked_prefill and tokens > budget:
-            return False
+            return NO_TOKENS
         tokens = min(tokens, budget)
         if not take_memory(run, lines, at, line.computed + tokens):
-            return True
+            return NO_MEMORY
         if resumed:
             run.preempted -= 1
         else:
             run.head += 1
-            run.free_lines -= 1
+            run.head_line = NONE
         run.cpu_used -= line.on_cpu
         run.swapped += line.on_cpu
         line.on_cpu = 0
@@ -78,13 +85,14 @@ def admit(run: Run, lines: Lines, queue: Records) -> bool:
             set_pad(run, lines, at, line.computed)
         if line.admit_step < 0:
             line.admit_step = run.step
-    return False
+    return NOBODY_WAITS
 
 
 @part
 def new_line(run: Run, lines: Lines, request: Any) -> int:
-    """The line that the head of the queue gets if it is admitted."""
-    at = lines[run.free_lines - 1].free
+    """A line for the head of the queue, which keeps it until it is admitted."""
+    run.free_lines -= 1
+    at = run.head_line = lines[run.free_lines].free
     line = lines[at]
     line.index, line.prompt, line.output = request.index, request.prompt, request.output
     line.limit = min(line.output, run.max_model_len - line.prompt)

@@ -8,7 +8,7 @@ from kvtool.sim.lists import joins_decoding, leaves_decoding, remove_running
 from kvtool.sim.record import note_token
 from kvtool.sim.regions import release
 from kvtool.sim.settings import ABORTED, CUT, DONE
-from kvtool.sim.state import CALENDAR, Lines, Records, Run
+from kvtool.sim.state import CALENDAR, NONE, Lines, Records, Run
 
 
 @part
@@ -80,9 +80,9 @@ def abort_head(run: Run, lines: Lines, queue: Records) -> None:
         run.preempted -= 1
         at = lines[run.preempted].preempted
     else:
-        at = new_line(run, lines, queue[run.head])
+        at = run.head_line if run.head_line >= 0 else new_line(run, lines, queue[run.head])
         run.head += 1
-        run.free_lines -= 1
+        run.head_line = NONE
     run.cpu_used -= lines[at].on_cpu
     run.aborted += 1
     end(run, lines, at, ABORTED)

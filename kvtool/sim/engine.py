@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from kvtool.requests import Requests
 from kvtool.sim import kernel
 from kvtool.sim.jit import must_compile
 from kvtool.sim.memory import PAGED
-from kvtool.sim.settings import REJECTED, UNFINISHED, Settings
+from kvtool.sim.settings import ABORT_HEAD, REJECTED, UNFINISHED, Settings
 from kvtool.sim.state import NONE, POINTS, QUEUE, SUMS, Records, State, new_state, records
 from kvtool.sim.totals import Sums, Totals, warm_up_of
 
@@ -27,7 +27,8 @@ class Engine:
     """A run of `source`, chunks of requests in the order of arrival, `num_requests` of them in all.
 
     With `recorded`, `outcomes` has a record for each request and `steps` one for each step; memory
-    is otherwise bounded by a chunk and by the requests that run.
+    is otherwise bounded by a chunk and by the requests that run. Who waits is known of the chunks
+    that were read: with `recorded` or a threshold for long prefills, `source` has one chunk.
     """
 
     source: Iterable[Requests]
@@ -42,6 +43,7 @@ class Engine:
     num_rejected: int = 0
     rejected: list[tuple[int, int]] = field(default_factory=list)
     interrupted: bool = False
+    window: Sums = field(default_factory=Sums)
     state: State = field(init=False)
 
     def __post_init__(self) -> None:
@@ -67,6 +69,8 @@ class Engine:
     def _run(self) -> None:
         chunks = self._queues()
         queue, following = next(chunks, _queue(0)), next(chunks, None)
+        if following is not None and (self.recorded or self.settings.long_prefill_threshold):
+            raise ValueError("who waits must be known: give the requests in one chunk")
         run, ended = self.state.run, 0
         while True:
             code = kernel.advance(self.state, queue, following is None, STEPS_AT_ONCE)
@@ -74,10 +78,7 @@ class Engine:
             self.progress(int(run.done + run.aborted) - ended)
             ended = int(run.done + run.aborted)
             if run.stopped == kernel.CLOCK_IS_FULL:
-                raise KvtoolError(
-                    "the clock went beyond 2^63 ns (292 years)",
-                    "make the steps shorter (--step-time), or the arrivals earlier",
-                )
+                raise clock_is_full()
             if code == kernel.ALL_DONE:
                 return
             if code == kernel.MORE_REQUESTS and following is not None:
@@ -94,7 +95,7 @@ class Engine:
             accepted = (prompt > 0) & (prompt < self.settings.max_model_len)
             places = np.flatnonzero(accepted)
             self.num_rejected += len(prompt) - len(places)
-            if self.recorded:
+            if self.recorded or self.settings.on_stall != ABORT_HEAD:
                 turned_away = np.flatnonzero(~accepted)
                 arrivals = requests.arrival_ns[turned_away].tolist()
                 self.rejected += zip((first + turned_away).tolist(), arrivals, strict=True)
@@ -108,10 +109,13 @@ class Engine:
     def _make_room(self) -> None:
         """Take the steps that are written down; a series that is full gets steps of twice the width."""
         run, series = self.state.run, self.state.sums[:POINTS]
+        self.window += _sums(self.state.sums[POINTS])  # a large pool's would outgrow 64 bits
+        self.state.sums[POINTS] = np.zeros((), SUMS)
         if run.step >= POINTS * run.width:
+            halved = records(SUMS, POINTS, 0)
             for name in SUMS.names or ():
-                series[name][: POINTS // 2] = series[name][::2] + series[name][1::2]
-                series[name][POINTS // 2 :] = 0
+                halved[name][: POINTS // 2] = series[name][::2] + series[name][1::2]
+            series[:] = halved
             run.width *= 2
         if self.recorded:
             self.steps.append(self.state.steps[: run.steps_kept].copy())
@@ -125,7 +129,7 @@ class Engine:
         for index, arrival_ns in self.rejected:
             if stopped_early and arrival_ns > run.seen_ns:
                 self.num_rejected -= 1  # it never came to the front end
-            else:
+            elif self.recorded:
                 self.state.outcomes["status"][index] = REJECTED
         live = list(lines["preempted"][: run.preempted])
         at = run.first
@@ -160,10 +164,18 @@ class Engine:
             end_ns=int(run.clock) if run.step else 0,
             scheduled_tokens=int(run.scheduled),
             whole=sum(series, Sums()),
-            window=_sums(self.state.sums[POINTS]),
+            window=self.window,
             series=series,
             interrupted=self.interrupted,
         )
+
+
+def clock_is_full() -> KvtoolError:
+    """The error of a run that is longer than 64 bits of nanoseconds."""
+    return KvtoolError(
+        "the clock went beyond 2^63 ns (292 years)",
+        "make the steps shorter (--step-time), or the arrivals earlier",
+    )
 
 
 def compiles() -> bool:
@@ -181,12 +193,9 @@ def _queue(count: int) -> Records:
 
 
 def _sums(record: Records) -> Sums:
-    return Sums(
-        steps=int(record["steps"]),
-        token=int(record["tokens"]),
-        reserved=int(record["reserved"]),
-        internal=int(record["internal"]),
-        external=int(record["external"]),
-        idle=int(record["idle"]),
-        running=int(record["running"]),
-    )
+    names = {"token": "tokens"}
+    values = {one.name: int(record[names.get(one.name, one.name)]) for one in _MADE}
+    return Sums(**values)
+
+
+_MADE = tuple(one for one in fields(Sums) if one.name != "padding")  # nothing is padded here

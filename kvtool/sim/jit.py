@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,10 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False
 def compiled(function: _Function) -> _Function:
     """Compile when first called and keep the machine code on disk, where there is a place for it."""
     try:
-        return _njit(cache=True, no_cfunc_wrapper=True, **_OPTIONS)(function)
+        made = _njit(cache=True, no_cfunc_wrapper=True, **_OPTIONS)(function)
+        # numba looks at the function's own file alone; its parts stand in the others.
+        made._cache._cache_file._source_stamp = _sources()
+        return made
     except RuntimeError:  # neither the package's folder nor the user's cache can be written
         return _njit(no_cfunc_wrapper=True, **_OPTIONS)(function)
 
@@ -30,6 +34,12 @@ def compiled(function: _Function) -> _Function:
 def part(function: _Function) -> _Function:
     """A part of compiled functions: Python cannot call it, which halves the time to compile it."""
     return _njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)(function)
+
+
+def _sources() -> str:
+    """What the machine code is made from: all files of this folder."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def must_compile(function: Callable[..., Any]) -> bool:

@@ -18,8 +18,9 @@ from kvtool.sim.lists import (
     remind,
     remove_running,
 )  # fmt: skip
-from kvtool.sim.record import note_step, tell
+from kvtool.sim.record import note_step, pour_sums, tell
 from kvtool.sim.regions import grow_in_place, place, release
+from kvtool.sim.settings import NO_MEMORY
 from kvtool.sim.state import CALENDAR, NONE, POINTS, Lines, Records, Run, State
 
 ALL_DONE, MORE_REQUESTS, FULL, PAUSED = range(4)
@@ -35,12 +36,20 @@ def advance(s: State, queue: Records, last: bool, most_steps: int) -> int:
     The queue is in the order of arrival and has no request that the front end rejects; `last`: no
     more will come. `run.head` is its first request that was never admitted.
     """
+    code = go_on(s, queue, last, most_steps)
+    pour_sums(s.run, s.sums)
+    return code
+
+
+@part
+def go_on(s: State, queue: Records, last: bool, most_steps: int) -> int:
+    """The steps themselves."""
     run, lines = s.run, s.lines
     for _ in range(most_steps):
         if not last and len(queue) - run.head <= run.max_running:
             return MORE_REQUESTS
         kept = len(s.steps)  # a step may close as many gaps as may run
-        if kept and (run.steps_kept >= kept or run.gaps_kept + run.max_running > kept):
+        if kept and (run.steps_kept >= kept or run.gaps_kept + run.most > kept):
             return FULL
         if run.step >= POINTS * run.width:
             return FULL
@@ -56,11 +65,13 @@ def advance(s: State, queue: Records, last: bool, most_steps: int) -> int:
             grow_regions(run, lines)
         compute(run, lines)
         preempted = run.preemptions > preemptions
-        blocked = preempted or admit(run, lines, queue)  # R6: not in a step that preempted
+        held_up = NO_MEMORY  # R6: a step that preempted admits nobody
+        if not preempted:
+            held_up = admit(run, lines, queue)
         tick(run)
         waiting = run.preempted + run.arrived - run.head
         measured = measured and (waiting > 0 or run.head < len(queue) or not last)
-        note_step(run, s.sums, s.steps, measured, blocked, waiting)
+        note_step(run, s.sums, s.steps, measured, held_up, waiting)
         finish_due(run, lines)
         output_of_prefills(run, lines)
         if run.running + run.now_tokens == 0 and (not preempted or never_fits(run, lines)):

@@ -5,29 +5,31 @@ from __future__ import annotations
 from typing import Any
 
 from kvtool.sim.jit import part
+from kvtool.sim.settings import NO_MEMORY, NO_SEAT, NO_TOKENS
 from kvtool.sim.state import POINTS, Lines, Records, Run
 
 
 @part
 def note_step(
-    run: Run, sums: Records, steps: Records, measured: bool, blocked: bool, waiting: int
+    run: Run, sums: Records, steps: Records, measured: bool, held_up: int, waiting: int
 ) -> None:
     """A step, seen after scheduling and before its output is processed."""
     run.peak = max(run.peak, run.running)
-    add_to_sums(run, sums[run.step // run.width], blocked)
-    if measured:
-        add_to_sums(run, sums[POINTS], blocked)
+    if measured != run.measured or run.step % run.width == 0:
+        pour_sums(run, sums)
+        run.measured = measured
+    add_to_sums(run, sums[POINTS + 1], held_up)
     if len(steps):
         told = steps[run.steps_kept]
         told.scheduled_tokens, told.batch = run.now_tokens, run.now_batch
         told.running, told.waiting, told.held = run.running, waiting, run.held
         told.context_tokens, told.decoded = run.now_context, run.now_decoded
-        told.end_ns = run.clock
+        told.end_ns, told.held_up = run.clock, held_up
         run.steps_kept += 1
 
 
 @part
-def add_to_sums(run: Run, into: Any, blocked: bool) -> None:
+def add_to_sums(run: Run, into: Any, held_up: int) -> None:
     """Slots of the pool by what they are in this step."""
     free = run.num_slots - run.held
     into.steps += 1
@@ -35,11 +37,35 @@ def add_to_sums(run: Run, into: Any, blocked: bool) -> None:
     into.reserved += run.held - run.internal - run.tokens
     into.internal += run.internal
     into.running += run.running
-    into.held += run.held
-    if blocked:
+    into.no_seat += held_up == NO_SEAT
+    into.no_tokens += held_up == NO_TOKENS
+    into.no_memory += held_up == NO_MEMORY
+    if held_up == NO_MEMORY:
         into.external += free
     else:
         into.idle += free
+
+
+@part
+def pour_sums(run: Run, sums: Records) -> None:
+    """Add the last steps, which were alike, to the series and to the window if they are of it."""
+    last = sums[POINTS + 1]
+    for target in range(2):
+        into = sums[POINTS] if target else sums[max(run.step - 1, 0) // run.width]
+        if target and not run.measured:
+            break
+        into.steps += last.steps
+        into.tokens += last.tokens
+        into.reserved += last.reserved
+        into.internal += last.internal
+        into.external += last.external
+        into.idle += last.idle
+        into.running += last.running
+        into.no_seat += last.no_seat
+        into.no_tokens += last.no_tokens
+        into.no_memory += last.no_memory
+    last.steps = last.tokens = last.reserved = last.internal = last.external = last.idle = 0
+    last.running = last.no_seat = last.no_tokens = last.no_memory = 0
 
 
 @part

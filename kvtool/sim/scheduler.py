@@ -13,7 +13,20 @@ from dataclasses import dataclass, field
 
 from kvtool.requests import Requests
 from kvtool.sim.memory import Memory, Paged, Request
-from kvtool.sim.settings import ABORT_HEAD, ABORTED, CUT, DONE, REJECTED, SWAP, UNFINISHED, Settings
+from kvtool.sim.settings import (
+    ABORT_HEAD,
+    ABORTED,
+    CUT,
+    DONE,
+    NO_MEMORY,
+    NO_SEAT,
+    NO_TOKENS,
+    NOBODY_WAITS,
+    REJECTED,
+    SWAP,
+    UNFINISHED,
+    Settings,
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,7 +59,7 @@ class Step:
     token_slots: int
     reserved_slots: int
     internal_slots: int
-    blocked: bool
+    held_up: int
     end_ns: int
 
 
@@ -119,8 +132,8 @@ class Scheduler:
         crowd = len(self.running) + len(self.waiting)
         budget = self._schedule_running(scheduled, budget, crowd)
         preempted = len(self.result.preemptions) > num_preemptions
-        blocked = True if preempted else self._admit(scheduled, budget, crowd)  # R6
-        self._record(scheduled, blocked)
+        held_up = NO_MEMORY if preempted else self._admit(scheduled, budget, crowd)  # R6
+        self._record(scheduled, held_up)
         self._process(scheduled)
         if not scheduled and (not preempted or self._never_fits()):
             self._stall()
@@ -175,17 +188,21 @@ class Scheduler:
         self.memory.release(victim)
         self.waiting.appendleft(victim)
 
-    def _admit(self, scheduled: list[tuple[Request, int]], budget: int, crowd: int) -> bool:
-        """R7 to R9: from the head of the queue until something fails. Whether memory failed."""
-        while self.waiting and budget > 0 and len(self.running) < self.settings.max_running:
+    def _admit(self, scheduled: list[tuple[Request, int]], budget: int, crowd: int) -> int:
+        """R7 to R9: from the head of the queue until something fails. What failed."""
+        while self.waiting:
+            if len(self.running) >= self.settings.max_running:
+                return NO_SEAT
+            if budget <= 0:
+                return NO_TOKENS
             request = self.waiting[0]
             n = self._threshold(request.num_tokens - request.computed, crowd)
             if not self.settings.chunked_prefill and n > budget:
-                return False
+                return NO_TOKENS
             n = min(n, budget)
             tokens = request.computed + n
             if not self.memory.can_admit(request, tokens, alone=not self.running):
-                return True
+                return NO_MEMORY
             self.waiting.popleft()
             self.memory.hold(request, tokens)
             blocks = self.swapped.pop(request.index, 0)
@@ -198,9 +215,9 @@ class Scheduler:
             outcome = self.result.outcomes[request.index]
             if outcome.admit_step < 0:
                 outcome.admit_step = len(self.result.steps)
-        return False
+        return NOBODY_WAITS
 
-    def _record(self, scheduled: list[tuple[Request, int]], blocked: bool) -> None:
+    def _record(self, scheduled: list[tuple[Request, int]], held_up: int) -> None:
         """The step as it stands, and the clock at its end."""
         law = self.settings.step_time
         tokens = sum(n for _, n in scheduled)
@@ -220,7 +237,7 @@ class Scheduler:
                 token_slots=cached,
                 reserved_slots=sum(needed) - cached,
                 internal_slots=held - sum(needed),
-                blocked=blocked,
+                held_up=held_up,
                 end_ns=self.clock_ns,
             )
         )

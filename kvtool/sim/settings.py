@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 RECOMPUTE, SWAP = "recompute", "swap"
 ABORT_HEAD, STOP = "abort-head", "stop"
 STATUSES = ("done", "cut", "rejected", "aborted", "unfinished")
+NOBODY_WAITS, NO_SEAT, NO_TOKENS, NO_MEMORY = range(4)
+"""What kept the head of the queue out of a step: max_num_seqs, the step's tokens, or memory."""
 DONE, CUT, REJECTED, ABORTED, UNFINISHED = range(5)
 
 

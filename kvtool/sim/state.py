@@ -23,8 +23,6 @@ NONE = -1
 CALENDAR = 4096
 """Buckets of the calendar: a power of two; what is due later waits in its bucket for its lap."""
 LARGEST_BLOCK = 1 << 16
-MOST_HOLES = 64
-"""Holes that there may be besides one for each line: a power of two each."""
 POINTS = 1024
 """Points of the series over time; when they are full, each two become one."""
 STEPS_KEPT = 1 << 16
@@ -38,17 +36,17 @@ def _record(names: str, *arrays: tuple[str, int]) -> np.dtype[np.void]:
 
 RUN = _record(
     # the settings
-    "allocator placement num_slots num_blocks block_size max_model_len max_running token_budget"
+    "allocator placement num_slots num_blocks block_size max_model_len max_running most token_budget"
     " max_batched_tokens chunked_prefill watermark_blocks full_check threshold adaptive"
     " swaps cpu_blocks aborts base_ns token_ns context_ns warm_up"
     # where it stands: time, the stream of requests, lists of lines
     " clock step head arrived first last running decoding prefilling preempted"
-    " free_lines stamp holes"
+    " free_lines head_line stamp holes"
     # tokens of what runs now: computed, held, held beyond what will ever be needed
     " tokens held internal cpu_used"
     # sums over the run
     " done cut aborted preemptions recomputed swapped copied scheduled generated peak stopped"
-    " steps_kept gaps_kept width skipped skips"
+    " steps_kept gaps_kept width skipped skips measured"
     # this step: arrivals up to when, who is there, tokens, context of those who are not scheduled
     " seen_ns crowd now_tokens now_batch now_decoded now_unseen now_context"
     # how many stand in its lists, which are columns of the lines
@@ -73,8 +71,10 @@ LINE = _record(
     " free preempted prefilling ended gap hole_at hole_size"
 )
 QUEUE = _record("arrival_ns prompt output index")
-SUMS = _record("steps tokens reserved internal external idle running held")
-STEP = _record("scheduled_tokens batch running waiting held context_tokens end_ns decoded gap")
+SUMS = _record("steps tokens reserved internal external idle running no_seat no_tokens no_memory")
+STEP = _record(
+    "scheduled_tokens batch running waiting held context_tokens end_ns decoded held_up gap"
+)
 OUTCOME = _record(
     "admit_step first_token_step finish_step first_token_ns finish_ns num_preemptions generated"
     " status"
@@ -91,7 +91,8 @@ class State(NamedTuple):
     run: Run
     lines: Lines
     sums: Records
-    """POINTS of a series over all steps, `run.width` steps each; the last: those of the window."""
+    """POINTS of a series over all steps, `run.width` steps each; then the steps of the window, and
+    those that are not yet added to either."""
     outcomes: Records
     steps: Records
 
@@ -101,7 +102,9 @@ def new_state(
 ) -> State:
     """A run that has not begun. If requests are recorded one by one, so is every step."""
     most = min(settings.max_running, settings.num_slots)
-    lines = records(LINE, most + MOST_HOLES, NONE)
+    if settings.block_size > LARGEST_BLOCK:
+        raise ValueError(f"block_size is at most {LARGEST_BLOCK:,}")
+    lines = records(LINE, max(most, _most_holes(where, settings.num_slots, most)), NONE)
     lines["free"][:most] = np.arange(most)[::-1]
     run = _run_record(allocator, where, settings, warm_up, most)
     sizes = [settings.num_slots]
@@ -113,10 +116,23 @@ def new_state(
     return State(
         run=run,
         lines=lines,
-        sums=records(SUMS, POINTS + 1, 0),
+        sums=records(SUMS, POINTS + 2, 0),
         outcomes=records(OUTCOME, num_recorded, NONE, zero=("num_preemptions", "generated")),
         steps=records(STEP, max(STEPS_KEPT, most) if num_recorded else 0, 0),
     )
+
+
+def _most_holes(where: str, num_slots: int, most: int) -> int:
+    """Holes that there can be between so many regions, and one more that `grow` copies to.
+
+    With buddy a region leaves a hole at each level above it that it shares with no other: at level d
+    of a tree of D levels at most min(2^d, regions), in all regions × (D - log2 regions + 1), and one
+    for each of the powers of two that the pool is cut into.
+    """
+    if where != BUDDY:
+        return most + 2
+    levels, regions = num_slots.bit_length(), most + 1
+    return min(num_slots, regions * max(1, levels - regions.bit_length() + 1) + levels) + 1
 
 
 def _run_record(allocator: str, where: str, settings: Settings, warm_up: int, most: int) -> Records:
@@ -135,10 +151,10 @@ def _run_record(allocator: str, where: str, settings: Settings, warm_up: int, mo
     run.aborts = settings.on_stall == ABORT_HEAD
     for name in ("base_ns", "token_ns", "context_ns"):
         run[name] = getattr(settings.step_time, name)
-    run.max_running = most
+    run.most = most
     run.warm_up = warm_up
     run["calendar"][:] = NONE
-    run.first = run.last = NONE
+    run.first = run.last = run.head_line = NONE
     run.free_lines = most
     run.width = 1
     return run

@@ -9,6 +9,7 @@ then.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -48,7 +49,9 @@ class StaticBatches:
     whole: Sums = field(default_factory=Sums)
     window: Sums = field(default_factory=Sums)
     series: list[Sums] = field(default_factory=list)
-    waiting: bool = False
+    following: Member | None = None
+    """The head of the queue behind the batch, here already or still to come."""
+    seats_bind: bool = False
     interrupted: bool = False
 
     def run(self) -> StaticBatches:
@@ -61,12 +64,12 @@ class StaticBatches:
         return self
 
     def batches(self) -> Iterator[list[Member]]:
-        """Each batch that the queue gives; `waiting` says whether anybody is left behind it."""
+        """Each batch that the queue gives; `following` is then who comes after it."""
         queue = self._members()
         head = next(queue, None)
         while head is not None:
             batch, head = self._fill(head, queue)
-            self.waiting = head is not None
+            self.following = head
             yield batch
 
     def _members(self) -> Iterator[Member]:
@@ -92,6 +95,7 @@ class StaticBatches:
             rectangle = (len(batch) + 1) * (prompt + output - 1)
             full = len(batch) >= self.settings.max_running
             if full or rectangle > self.settings.num_slots or member.arrival_ns > self.clock_ns:
+                self.seats_bind = full
                 return batch, member
             batch.append(member)
         return batch, None
@@ -104,19 +108,20 @@ class StaticBatches:
         later = sum(m.output * (m.output - 1) // 2 for m in batch)
         tokens = sum(m.output * m.prompt for m in batch) + later
         held = len(batch) * width * steps
-        free = self.settings.num_slots * steps - held
+        waited = self._steps_waited(len(batch), width, steps)
+        free = self.settings.num_slots - len(batch) * width
         sums = Sums(
             steps=steps,
             token=tokens,
             reserved=later,
             padding=held - tokens - later,
-            external=free if self.waiting else 0,
-            idle=0 if self.waiting else free,
+            external=free * waited,
+            idle=free * (steps - waited),
             running=sum(m.output for m in batch),
         )
         warm = self.completed + self.larger_than_pool >= warm_up_of(self.num_requests)
         self.whole += sums
-        if warm and self.waiting:
+        if warm and self.following is not None:
             self.window += sums
         self._point(sums)
         self._tick(len(batch), width, steps)
@@ -125,12 +130,30 @@ class StaticBatches:
         self.peak = max(self.peak, len(batch))
         self.progress(len(batch))
 
-    def _tick(self, batch: int, width: int, steps: int) -> None:
-        """Every row computes in every step: its padded prompt at first, then a token a step."""
-        law, prompt = self.settings.step_time, width - steps + 1
+    def _steps_waited(self, batch: int, width: int, steps: int) -> int:
+        """Steps of the batch in which the head of the queue is there and has no room: not no seat."""
+        if self.following is None or self.seats_bind:
+            return 0
+        arrival_ns = self.following.arrival_ns - self.clock_ns
+        return steps - bisect.bisect_left(
+            range(steps),
+            arrival_ns,
+            key=lambda step: self._spent(batch, width - steps + 1, step)[0],
+        )
+
+    def _spent(self, batch: int, prompt: int, steps: int) -> tuple[int, int]:
+        """Nanoseconds and tokens of the first steps: the padded prompts, then a token a row."""
+        law = self.settings.step_time
+        if not steps:
+            return 0, 0
         scheduled = batch * (prompt + steps - 1)
         context = batch * (steps * prompt + steps * (steps - 1) // 2)
-        self.clock_ns += law.base_ns * steps + law.token_ns * scheduled + law.context_ns * context
+        return law.base_ns * steps + law.token_ns * scheduled + law.context_ns * context, scheduled
+
+    def _tick(self, batch: int, width: int, steps: int) -> None:
+        """Every row computes in every step, whether its request is done or not."""
+        passed_ns, scheduled = self._spent(batch, width - steps + 1, steps)
+        self.clock_ns += passed_ns
         self.steps += steps
         self.scheduled_tokens += scheduled
 

@@ -24,6 +24,11 @@ class Sums:
     external: int = 0
     idle: int = 0
     running: int = 0
+    """Requests that ran, summed like the slots."""
+    no_seat: int = 0
+    no_tokens: int = 0
+    no_memory: int = 0
+    """Steps in which max_num_seqs, the step's tokens or memory kept the head of the queue out."""
 
     def __add__(self, other: Sums) -> Sums:
         return Sums(
@@ -64,7 +69,7 @@ class Totals:
     whole: Sums = field(default_factory=Sums)
     window: Sums = field(default_factory=Sums)
     series: tuple[Sums, ...] = ()
-    """Over time: equal numbers of steps, but for the last."""
+    """Over time: equal numbers of steps, but for the last; of static batching, whole batches."""
     interrupted: bool = False
 
     @property
