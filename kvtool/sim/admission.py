@@ -33,6 +33,13 @@ def threshold(run: Run, tokens: int) -> int:
 
 
 @part
+def hold_blocks(run: Run, count: int) -> None:
+    """So many blocks more are in use, or fewer."""
+    run.free_blocks -= count
+    run.held += count * run.block_size
+
+
+@part
 def set_pad(run: Run, lines: Lines, at: int, tokens: int) -> None:
     """The slots of so many tokens' blocks that are beyond the last token of the request."""
     line = lines[at]
@@ -97,6 +104,7 @@ def new_line(run: Run, lines: Lines, request: Any) -> int:
     line.index, line.prompt, line.output = request.index, request.prompt, request.output
     line.limit = min(line.output, run.max_model_len - line.prompt)
     line.final = line.prompt + line.limit - 1
+    line.needed = blocks_for(run, line.prompt)
     line.since = line.skipped = line.last_ns = line.address = NONE
     line.admit_step = line.first_token_step = line.first_token_ns = NONE
     line.computed = line.generated = line.chunk = line.pad = line.room = line.on_cpu = 0
@@ -111,11 +119,10 @@ def take_memory(run: Run, lines: Lines, at: int, tokens: int) -> bool:
     total = line.prompt + line.generated
     if run.allocator != PAGED:
         return place(run, lines, at, reservation(run, lines, at, total))
-    free = run.num_blocks - run.held // run.block_size
-    needed = blocks_for(run, min(total if run.full_check else tokens, run.max_model_len))
-    if needed + (run.watermark_blocks if run.running else 0) > free:
+    needed = line.needed if run.full_check else blocks_for(run, tokens)
+    if needed + (run.watermark_blocks if run.running else 0) > run.free_blocks:
         return False
-    run.held += blocks_for(run, tokens) * run.block_size
+    hold_blocks(run, blocks_for(run, tokens))
     return True
 
 

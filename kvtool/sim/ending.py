@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtool.sim.admission import PAGED, blocks_for, new_line
+from kvtool.sim.admission import PAGED, blocks_for, hold_blocks, new_line
 from kvtool.sim.jit import part
 from kvtool.sim.lists import joins_decoding, leaves_decoding, remove_running
 from kvtool.sim.record import note_token
@@ -28,7 +28,7 @@ def finish(run: Run, lines: Lines, at: int) -> None:
     run.cut += cut
     run.tokens -= line.computed
     if run.allocator == PAGED:
-        run.held -= blocks_for(run, line.computed) * run.block_size
+        hold_blocks(run, -blocks_for(run, line.computed))
         run.internal -= line.pad
     else:
         release(run, lines, at)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -107,10 +107,14 @@ class Engine:
             yield queue
 
     def _make_room(self) -> None:
-        """Take the steps that are written down; a series that is full gets steps of twice the width."""
+        """Take what is written down; a series that is full gets steps of twice the width."""
         run, series = self.state.run, self.state.sums[:POINTS]
-        self.window += _sums(self.state.sums[POINTS])  # a large pool's would outgrow 64 bits
-        self.state.sums[POINTS] = np.zeros((), SUMS)
+        window, last = self.state.sums[POINTS], self.state.sums[POINTS + 1]
+        for name in SUMS.names or ():
+            series[name][max(0, run.step - 1) // run.width] += last[name]
+            window[name] += last[name] * run.measured
+        self.window += _sums(window)  # in whole numbers without end: a large pool outgrows 64 bits
+        self.state.sums[POINTS:] = np.zeros(2, SUMS)
         if run.step >= POINTS * run.width:
             halved = records(SUMS, POINTS, 0)
             for name in SUMS.names or ():
@@ -148,7 +152,8 @@ class Engine:
     def totals(self) -> Totals:
         """What the run came to."""
         run = self.state.run
-        series = tuple(_sums(one) for one in self.state.sums[:POINTS] if one["steps"])
+        series = self.state.sums[:POINTS]
+        series = series[series["steps"] > 0]
         return Totals(
             requests=self.num_requests,
             completed=int(run.done),
@@ -163,9 +168,9 @@ class Engine:
             steps=int(run.step),
             end_ns=int(run.clock) if run.step else 0,
             scheduled_tokens=int(run.scheduled),
-            whole=sum(series, Sums()),
+            whole=Sums(**{name: sum(series[name].tolist()) for name in SUMS.names or ()}),
             window=self.window,
-            series=series,
+            series=tuple(map(_sums, series)),
             interrupted=self.interrupted,
         )
 
@@ -193,9 +198,4 @@ def _queue(count: int) -> Records:
 
 
 def _sums(record: Records) -> Sums:
-    names = {"token": "tokens"}
-    values = {one.name: int(record[names.get(one.name, one.name)]) for one in _MADE}
-    return Sums(**values)
-
-
-_MADE = tuple(one for one in fields(Sums) if one.name != "padding")  # nothing is padded here
+    return Sums(**dict(zip(SUMS.names or (), record.item(), strict=True)))

@@ -32,8 +32,11 @@ def compiled(function: _Function) -> _Function:
 
 
 def part(function: _Function) -> _Function:
-    """A part of compiled functions: Python cannot call it, which halves the time to compile it."""
-    return _njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)(function)
+    """A part of compiled functions, put into its callers: a step runs through dozens of parts, and
+    to call each costs more than what it does. Python cannot call it, which halves the time to compile.
+    """
+    flags = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "forceinline": True}
+    return _njit(**flags, **_OPTIONS)(function)
 
 
 def _sources() -> str:

@@ -7,7 +7,7 @@ phase (since - computed) modulo block_size. A step costs the same for 10 request
 
 from __future__ import annotations
 
-from kvtool.sim.admission import GROW, PAGED, admit, blocks_for, set_pad, threshold
+from kvtool.sim.admission import GROW, PAGED, admit, blocks_for, hold_blocks, set_pad, threshold
 from kvtool.sim.ending import abort_head, finish_due, output_of_prefills
 from kvtool.sim.jit import compiled, part
 from kvtool.sim.lists import (
@@ -18,7 +18,7 @@ from kvtool.sim.lists import (
     remind,
     remove_running,
 )  # fmt: skip
-from kvtool.sim.record import note_step, pour_sums, tell
+from kvtool.sim.record import note_step, tell
 from kvtool.sim.regions import grow_in_place, place, release
 from kvtool.sim.settings import NO_MEMORY
 from kvtool.sim.state import CALENDAR, NONE, POINTS, Lines, Records, Run, State
@@ -36,14 +36,6 @@ def advance(s: State, queue: Records, last: bool, most_steps: int) -> int:
     The queue is in the order of arrival and has no request that the front end rejects; `last`: no
     more will come. `run.head` is its first request that was never admitted.
     """
-    code = go_on(s, queue, last, most_steps)
-    pour_sums(s.run, s.sums)
-    return code
-
-
-@part
-def go_on(s: State, queue: Records, last: bool, most_steps: int) -> int:
-    """The steps themselves."""
     run, lines = s.run, s.lines
     for _ in range(most_steps):
         if not last and len(queue) - run.head <= run.max_running:
@@ -78,6 +70,7 @@ def go_on(s: State, queue: Records, last: bool, most_steps: int) -> int:
             abort_head(run, lines, queue)
         tell(run, lines, s.outcomes, s.steps)
         run.step += 1
+        run.phase = run.phase + 1 if run.phase + 1 < run.block_size else 0
         if run.stopped:
             return ALL_DONE
     return PAUSED
@@ -173,7 +166,7 @@ def take_blocks(run: Run, lines: Lines) -> None:
     vLLM goes through the requests in order and preempts the last one when a block is missing. Who is
     left in the end is the same: the longest beginning of the list whose needs can be met.
     """
-    needed = run.phases[run.step % run.block_size]
+    needed = run.phases[run.phase]
     if run.skipped:
         needed, at = 0, run.first
         while at >= 0:
@@ -181,10 +174,10 @@ def take_blocks(run: Run, lines: Lines) -> None:
             at = lines[at].next
     for k in range(run.prefilling):
         needed += blocks_needed(run, lines, lines[k].prefilling)
-    while needed > run.num_blocks - run.held // run.block_size:
+    while needed > run.free_blocks:
         needed -= blocks_needed(run, lines, run.last)
         preempt(run, lines, run.last)
-    run.held += needed * run.block_size
+    hold_blocks(run, needed)
 
 
 @part
@@ -231,7 +224,8 @@ def preempt(run: Run, lines: Lines, at: int) -> None:
         run.prefilling -= 1  # the last that was admitted stands last here too
     if run.allocator == PAGED:
         blocks = blocks_for(run, tokens)
-        run.held -= blocks * run.block_size
+        hold_blocks(run, -blocks)
+        line.needed = blocks_for(run, min(line.prompt + line.generated, run.max_model_len))
         run.internal -= line.pad
         line.pad = 0
     else:

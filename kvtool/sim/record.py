@@ -15,9 +15,10 @@ def note_step(
 ) -> None:
     """A step, seen after scheduling and before its output is processed."""
     run.peak = max(run.peak, run.running)
-    if measured != run.measured or run.step % run.width == 0:
+    if measured != run.measured or run.step == run.point_ends:
         pour_sums(run, sums)
         run.measured = measured
+        run.point_ends = (run.step // run.width + 1) * run.width
     add_to_sums(run, sums[POINTS + 1], held_up)
     if len(steps):
         told = steps[run.steps_kept]
@@ -33,7 +34,7 @@ def add_to_sums(run: Run, into: Any, held_up: int) -> None:
     """Slots of the pool by what they are in this step."""
     free = run.num_slots - run.held
     into.steps += 1
-    into.tokens += run.tokens
+    into.token += run.tokens
     into.reserved += run.held - run.internal - run.tokens
     into.internal += run.internal
     into.running += run.running
@@ -55,7 +56,7 @@ def pour_sums(run: Run, sums: Records) -> None:
         if target and not run.measured:
             break
         into.steps += last.steps
-        into.tokens += last.tokens
+        into.token += last.token
         into.reserved += last.reserved
         into.internal += last.internal
         into.external += last.external
@@ -64,7 +65,7 @@ def pour_sums(run: Run, sums: Records) -> None:
         into.no_seat += last.no_seat
         into.no_tokens += last.no_tokens
         into.no_memory += last.no_memory
-    last.steps = last.tokens = last.reserved = last.internal = last.external = last.idle = 0
+    last.steps = last.token = last.reserved = last.internal = last.external = last.idle = 0
     last.running = last.no_seat = last.no_tokens = last.no_memory = 0
 
 

@@ -40,13 +40,13 @@ RUN = _record(
     " max_batched_tokens chunked_prefill watermark_blocks full_check threshold adaptive"
     " swaps cpu_blocks aborts base_ns token_ns context_ns warm_up"
     # where it stands: time, the stream of requests, lists of lines
-    " clock step head arrived first last running decoding prefilling preempted"
+    " clock step phase head arrived first last running decoding prefilling preempted"
     " free_lines head_line stamp holes"
-    # tokens of what runs now: computed, held, held beyond what will ever be needed
-    " tokens held internal cpu_used"
+    # tokens of what runs now: computed, held (and blocks that are free), held and never needed
+    " tokens held free_blocks internal cpu_used"
     # sums over the run
     " done cut aborted preemptions recomputed swapped copied scheduled generated peak stopped"
-    " steps_kept gaps_kept width skipped skips measured"
+    " steps_kept gaps_kept width skipped skips measured point_ends"
     # this step: arrivals up to when, who is there, tokens, context of those who are not scheduled
     " seen_ns crowd now_tokens now_batch now_decoded now_unseen now_context"
     # how many stand in its lists, which are columns of the lines
@@ -56,7 +56,7 @@ RUN = _record(
     ("phases", LARGEST_BLOCK),
 )
 LINE = _record(
-    "index prompt limit output final"
+    "index prompt limit output final needed"
     # Since step `since` it decodes, a token a step, from these; NONE: prompt is left to compute.
     " since computed generated chunk skipped stamp next previous"
     # its next event, and its neighbours in the calendar's bucket
@@ -71,7 +71,7 @@ LINE = _record(
     " free preempted prefilling ended gap hole_at hole_size"
 )
 QUEUE = _record("arrival_ns prompt output index")
-SUMS = _record("steps tokens reserved internal external idle running no_seat no_tokens no_memory")
+SUMS = _record("steps token reserved internal external idle running no_seat no_tokens no_memory")
 STEP = _record(
     "scheduled_tokens batch running waiting held context_tokens end_ns decoded held_up gap"
 )
@@ -152,6 +152,7 @@ def _run_record(allocator: str, where: str, settings: Settings, warm_up: int, mo
     for name in ("base_ns", "token_ns", "context_ns"):
         run[name] = getattr(settings.step_time, name)
     run.most = most
+    run.free_blocks = settings.num_blocks
     run.warm_up = warm_up
     run["calendar"][:] = NONE
     run.first = run.last = run.head_line = NONE
