@@ -8,16 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-# Before numba is imported: at its own level 3 a first run takes longer and later ones gain a twentieth.
-os.environ.setdefault("NUMBA_OPT", "2")
+# Before numba is imported: at its own level 3 a first run takes half a second more and later ones gain
+# nothing, since every part is put into its callers anyway.
+os.environ.setdefault("NUMBA_OPT", "1")
 
 import numba
 
 _njit: Any = numba.njit
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-# Without _nrt, numba's count of references: nothing in these functions allocates, and its code would
-# be another tenth to compile.
-_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
+# Without numba's count of references (_nrt), since nothing here allocates, and without its rewriting of
+# array expressions, since there are none: a tenth less to compile.
+_OPTIONS: dict[str, Any] = {
+    "nogil": True, "error_model": "numpy", "_nrt": False, "no_rewrites": True,
+}  # fmt: skip
 
 
 def compiled(function: _Function) -> _Function:
