@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvtool.errors import usage_error
+from kvtool.pool import Pool
 from kvtool.run import Row
 from kvtool.traffic import Traffic, all_requests, one_by_one
 
@@ -25,6 +26,7 @@ class Case:
     allocator: str
     placement: str | None
     settings: Settings
+    pool: Pool
     traffic: Traffic
     samples: int = 1
     shared_prefix: int = 0
@@ -67,6 +69,7 @@ def measure(case: Case, progress: Progress) -> Measured:
         "end_s": totals.end_ns / 1e9,
         "interrupted": totals.interrupted,
         **_of_sums(case, sums, whole_run=totals.window.steps == 0),
+        **_waiting(case, sums),
         "peak_batch": totals.peak_running,
         "shared_blocks": 0,
         "copied_blocks": 0,
@@ -98,6 +101,18 @@ def _run(case: Case, progress: Progress) -> Totals:
     return engine.run().totals()
 
 
+WAITING = ("waiting_for_seqs_steps", "waiting_for_tokens_steps", "waiting_for_blocks_steps")
+
+
+def _waiting(case: Case, sums: Sums) -> Row:
+    """Of the measured steps, those in which the head of the queue was kept out, and by what."""
+    from kvtool.sim.memory import STATIC_BATCH
+
+    if case.allocator == STATIC_BATCH:  # there it waits for the end of a batch
+        return {}
+    return dict(zip(WAITING, (sums.no_seat, sums.no_tokens, sums.no_memory), strict=True))
+
+
 def _of_sums(case: Case, sums: Sums, *, whole_run: bool) -> Row:
     """Shares of the pool and the batch, averaged over the steps that are measured."""
     from kvtool.sim.memory import PAGED
@@ -111,31 +126,45 @@ def _of_sums(case: Case, sums: Sums, *, whole_run: bool) -> Row:
         **{f"{name}_share": sums.share(name) for name in SHARES},
         "mean_batch": sums.running / steps,
         "mean_used_blocks": used if case.allocator == PAGED else None,
+        **dict.fromkeys(WAITING, None),
     }
 
 
+MADE = (
+    "seed", "prompt_dist", "prompt_mean", "prompt_cap", "output_dist", "output_mean", "output_cap",
+)  # fmt: skip
+
+
 def _echo(case: Case) -> Row:
-    """Everything that the row is about, resolved."""
-    from kvtool.sim.memory import PAGED
+    """Everything that the row is about, resolved; null where it does not apply to the allocator."""
+    from kvtool.sim.memory import PAGED, STATIC_BATCH
+    from kvtool.sim.settings import RECOMPUTE
 
     settings, paged = case.settings, case.allocator == PAGED
+    steps = case.allocator != STATIC_BATCH and not (paged and case.shares)
+    preempts = paged or case.allocator == "grow"
     return {
         "allocator": case.allocator,
         "placement": case.placement,
         "block_size": settings.block_size if paged else None,
         "num_blocks": settings.num_blocks if paged else None,
         "pool_tokens": settings.num_slots,
+        "model": case.pool.model,
+        "kv_memory_bytes": case.pool.kv_bytes,
+        "bytes_per_token": case.pool.bytes_per_token,
         "workload": case.traffic.name,
+        **{name: case.traffic.made.get(name) for name in MADE},
         "rate": case.traffic.rate,
         "n": case.samples,
         "shared_prefix": case.shared_prefix,
         "max_model_len": settings.max_model_len,
         "max_num_seqs": settings.max_num_seqs,
-        "max_batched_tokens": settings.max_batched_tokens,
-        "chunked_prefill": settings.chunked_prefill,
-        "watermark": settings.watermark,
-        "preemption": settings.preemption,
-        "cpu_blocks": settings.cpu_blocks,
+        "max_batched_tokens": settings.max_batched_tokens if steps else None,
+        "chunked_prefill": settings.chunked_prefill if steps else None,
+        "reserve_full_prompt": settings.reserve_full_prompt if paged and steps else None,
+        "watermark": settings.watermark if paged else None,
+        "preemption": (settings.preemption if paged else RECOMPUTE) if preempts else None,
+        "cpu_blocks": settings.cpu_blocks if paged else None,
         "base_ns": settings.step_time.base_ns,
         "token_ns": settings.step_time.token_ns,
         "context_ns": settings.step_time.context_ns,

@@ -42,6 +42,10 @@ class Requests:
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         return {name: column for name, column in values.items() if column is not None}
 
+    def first(self, count: int) -> Requests:
+        """The first so many requests."""
+        return Requests(**{name: column[:count] for name, column in self.columns().items()})
+
     def take(self, index: Column) -> Requests:
         """The requests at these places, in this order."""
         return Requests(**{name: column[index] for name, column in self.columns().items()})

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from kvtool.errors import usage_error
 from kvtool.requests import SECOND_NS, Requests
@@ -24,14 +24,14 @@ SATURATED, AS_TRACED = "saturated", "trace"
 class Traffic:
     """`source()` gives the requests anew, a chunk at a time, in the order of arrival.
 
-    `longest_tokens`: prompt and output of the longest request, where the requests are at hand.
+    `made`: how the lengths were made, for the rows; empty for a trace.
     """
 
     name: str
     num_requests: int
     rate: str
     source: Callable[[], Iterator[Requests]]
-    longest_tokens: int | None = None
+    made: Mapping[str, Any] = field(default_factory=dict)
 
 
 def made_traffic(workload: Workload, rate: str) -> Traffic:
@@ -46,6 +46,15 @@ def made_traffic(workload: Workload, rate: str) -> Traffic:
         num_requests=workload.num_requests,
         rate=rate,
         source=lambda: chunks(workload),
+        made={
+            "seed": workload.seed,
+            "prompt_dist": workload.prompt.spec,
+            "prompt_mean": workload.prompt.mean,
+            "prompt_cap": workload.prompt.cap,
+            "output_dist": workload.output.spec,
+            "output_mean": workload.output.mean,
+            "output_cap": workload.output.cap,
+        },
     )
 
 
@@ -72,8 +81,8 @@ def traced_traffic(trace: Trace, rate: str, seed: int) -> Traffic:
         name=trace.name,
         num_requests=len(requests),
         rate=rate,
+        made={"seed": seed} if rate not in (SATURATED, AS_TRACED) else {},
         source=lambda: _pieces(requests),
-        longest_tokens=int((requests.prompt_tokens + requests.output_tokens).max()),
     )
 
 

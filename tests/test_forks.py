@@ -16,7 +16,7 @@ from kvtool.sim.block_pool import BlockPool, OutOfBlocks
 from kvtool.sim.forks import PREFIX, ForkResult, Forks, run_forks
 from kvtool.sim.memory import Paged
 from kvtool.sim.scheduler import Scheduler
-from kvtool.sim.settings import DONE, Settings, StepTime
+from kvtool.sim.settings import DONE, NO_MEMORY, Settings, StepTime
 
 SLOTS = ("token", "reserved", "internal", "external", "idle")
 
@@ -136,8 +136,6 @@ class Twin:
             seats = sum(len(other.limits) for other in [*self.running, job])
             wanted = job.prompt + len(job.limits) * job.generated
             if seats > self.settings.max_running:
-                break
-            if tokens and tokens + wanted > self.settings.token_budget:
                 break
             trial = copy.deepcopy(self.pool)
             try:
@@ -351,7 +349,7 @@ def test_one_sample_without_a_prefix_is_the_scheduler() -> None:
             for step, gone in zip(result.steps, ended, strict=True)
             if gone >= 1 and len(requests) - gone - step.running > 0
         ]
-        free = [(step.blocked, limits.num_slots - step.held_slots) for step in steps]
+        free = [(step.held_up == NO_MEMORY, limits.num_slots - step.held_slots) for step in steps]
         assert not found.whole_run
         assert found.measured_steps == len(steps)
         assert found.token_slot_steps == sum(step.token_slots for step in steps)

@@ -183,6 +183,10 @@ def test_what_is_rejected_is_counted_and_said(kvtool: Callable[..., Any], tmp_pa
         (("--pool-tokens", "8", "--block-size", "16"), "block"),
         (("--preemption", "swap"), "--cpu-blocks"),
         (("--preemption", "drop"), "recompute"),
+        (("--preemption", "swap", "--cpu-blocks", "10", "--n", "2"), "--n"),
+        (("--num-blocks", "1024m", "--block-size", "65536"), "2^40"),
+        (("--n", "300"), "--max-num-seqs"),
+        (("--shared-prefix", "100k"), "--shared-prefix"),
         (("--trace", "x.csv", "--workload", "chat"), "leave out"),
         (("--prompt-mean", "5000"), "mean"),
         (("--n", "0"), "--n"),
@@ -232,12 +236,13 @@ def test_a_picture_of_many_rows_has_bars_alone(kvtool: Callable[..., Any], tmp_p
     assert "200 rows" in ran.err
 
 
-def test_an_interrupted_run_prints_what_is_done() -> None:
+def test_an_interrupted_run_prints_what_is_done(rows: Callable[..., Any]) -> None:
+    rows("--num-requests", "10")  # so that nothing is left to compile
     process = subprocess.Popen(
         [sys.executable, "-m", "kvtool", "fragment", "--num-requests", "100000000", "--json"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    time.sleep(12)  # it may have to compile
+    time.sleep(6)  # of a run that takes a minute
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
@@ -252,6 +257,43 @@ def test_the_bar_has_one_length_and_shows_each_share(rows: Callable[..., Any]) -
     for row in rows("--num-requests", "500"):
         assert len(bar(row)) == BAR_WIDTH
         assert bar(row).count("█") == pytest.approx(row["token_share"] * BAR_WIDTH, abs=1)
+
+
+def test_the_verdict_compares_rows_of_one_pool(rows: Callable[..., Any]) -> None:
+    found = rows(
+        "--num-requests", "1000", "--pool-tokens", "8k,64k", "--allocator", "paged,max",
+    )  # fmt: skip
+    said = view(Run(command="fragment", params={}, rows=tuple(found))).sentences
+    for paged, most in (found[:2], found[2:]):
+        assert paged["pool_tokens"] == most["pool_tokens"]
+        ratio = paged["mean_batch"] / most["mean_batch"]
+        (line,) = [one for one in said if f"pool tokens {paged['pool_tokens']:,}:" in one]
+        assert f"{ratio:.1f}x the batch" in line
+
+
+def test_rows_can_be_told_apart(rows: Callable[..., Any]) -> None:
+    found = rows(
+        "--num-requests", "100", "--pool-tokens", "8k,64k", "--allocator", "paged", "--n", "1,2",
+    )  # fmt: skip
+    table, _ = view(Run(command="fragment", params={}, rows=tuple(found))).tables
+    assert "pool tokens" in table.columns
+    keys = [(row[0], row[1], row[2]) for row in table.rows]
+    assert len(set(keys)) == len(keys) == 4
+
+
+def test_what_is_no_memory_is_said_to_bind(kvtool: Callable[..., Any]) -> None:
+    ran = kvtool("fragment", "--max-num-seqs", "4", "--num-requests", "300", "--allocator", "paged")
+    assert "--max-num-seqs 4 kept the next request out" in ran.out
+
+
+def test_lists_of_preemption_and_swap_space(rows: Callable[..., Any]) -> None:
+    found = rows(
+        "--num-requests", "300", "--allocator", "paged,grow", "--preemption", "recompute,swap",
+        "--cpu-blocks", "100,10k",
+    )  # fmt: skip
+    ways = [(r["preemption"], r["cpu_blocks"]) for r in found if r["allocator"] == "paged"]
+    assert ways == [("recompute", 0), ("swap", 100), ("swap", 10240)]
+    assert [r["preemption"] for r in found if r["allocator"] == "grow"] == ["recompute"]
 
 
 def test_the_verdict_compares_paged_with_the_worst(rows: Callable[..., Any]) -> None:

@@ -104,5 +104,5 @@ def fragment(
         rows=tuple(one.row for one in measured),
         notes=(*traffics.notes, *notes),
     )
-    films = films_of(cases, measured) if drawn and stopped is None else ()
+    films = films_of(cases, measured, stopped is None) if drawn else ()
     out.emit(run, view(run, films), failed=stopped)

@@ -80,14 +80,14 @@ PromptCapOpt = Annotated[
     str | None,
     typer.Option(
         "--prompt-cap", metavar="TOKENS", rich_help_panel=TRAFFIC, show_default=False,
-        help="Longest prompt. Default: half of --max-model-len.",
+        help="Longest prompt. Default: 1,024, or half of --max-model-len if that is less.",
     ),
 ]  # fmt: skip
 OutputCapOpt = Annotated[
     str | None,
     typer.Option(
         "--output-cap", metavar="TOKENS", rich_help_panel=TRAFFIC, show_default=False,
-        help="Longest output. Default: half of --max-model-len.",
+        help="Longest output. Default: 1,024, or half of --max-model-len if that is less.",
     ),
 ]  # fmt: skip
 NumRequestsOpt = Annotated[
@@ -124,7 +124,7 @@ NumBlocksOpt = Annotated[
     typer.Option(
         "--num-blocks", metavar="N", rich_help_panel=POOL, show_default=False,
         help="The pool in blocks of --block-size. Default: 15,728 tokens (vLLM paper: OPT-13B, "
-        "12 GiB), or eight requests of --max-model-len if that is more.",
+        "12 GiB); with --max-model-len above 2,048 room for eight of those.",
     ),
 ]  # fmt: skip
 PoolTokensOpt = Annotated[
@@ -211,7 +211,7 @@ PreemptionOpt = Annotated[
     str,
     typer.Option(
         "--preemption", metavar="HOW", rich_help_panel=ALLOCATORS,
-        help="Of paged: recompute, or swap to --cpu-blocks.",
+        help="Of paged: recompute, or swap to --cpu-blocks; both as a list.",
     ),
 ]  # fmt: skip
 CpuBlocksOpt = Annotated[

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 from kvtool.cli.fragment_words import Traffics, names_in, pools_of
 from kvtool.errors import INTERRUPTED, KvtoolError, usage_error
 from kvtool.fragment import Case, Measured, measure
 from kvtool.output import Output
+from kvtool.pool import Pool
 from kvtool.sim.engine import compiles
 from kvtool.sim.memory import ALLOCATORS, BUDDY, CONTIGUOUS, PAGED, PLACEMENTS
 from kvtool.sim.settings import RECOMPUTE, SWAP, Settings
 from kvtool.sim.snapshot import MOST_REQUESTS, memory_map
 from kvtool.traffic import one_by_one
-from kvtool.units import parse_count, parse_counts
+from kvtool.units import parse_counts
 from kvtool.view.fragment import SHARES, Film
 
 MOST_CASES = 1_000
 MOST_FILMS, MOST_BARS = 12, 100
+MOST_SLOTS = 2**40
 MOST_SAMPLES = 10**7
 """Samples that share are kept in memory, a number each."""
 
@@ -29,47 +31,75 @@ MOST_SAMPLES = 10**7
 def cases_of(
     given: Mapping[str, Any], traffics: Traffics, grid: Sequence[Mapping[str, Any]]
 ) -> tuple[list[Case], list[str]]:
-    """Every combination of the lists in the order given, and what must be said of the pools.
+    """Every combination of the lists in the order given, and what must be said of them.
 
     Blocks mean nothing to the contiguous allocators: those run once for each pool.
     """
     pools, notes = pools_of(given, traffics)
-    preemption = names_in(str(given["preemption"]), "--preemption", (RECOMPUTE, SWAP))[0]
-    cpu_blocks = parse_count(given["cpu_blocks"], name="--cpu-blocks", low=0, high=2**40)
-    if preemption == SWAP and not cpu_blocks:
-        raise usage_error("--preemption swap has no blocks to swap to", "add --cpu-blocks 1000")
+    lists = (
+        traffics.counts, grid, pools, traffics.rates, _samples(given), _prefixes(given),
+        _preemptions(given), list(_allocators(given, traffics)),
+    )  # fmt: skip
+    asked = math.prod(map(len, lists))
+    if asked > MOST_CASES:
+        raise usage_error(
+            f"{asked:,} rows are too many for one run",
+            f"ask for at most {MOST_CASES:,}: shorter lists, or several runs",
+        )
     cases: dict[Any, Case] = {}
-    lists = (traffics.counts, grid, pools, traffics.rates, _samples(given), _prefixes(given))
-    for count, limits, pool, rate, samples, prefix in itertools.product(*lists):
-        rules = {**limits, "preemption": preemption, "cpu_blocks": cpu_blocks}
-        size = rules.pop("block_size")
-        paged = Settings(num_blocks=pool.num_blocks(size), block_size=size, **rules)
-        whole = Settings(num_blocks=pool.num_tokens(size), block_size=1, **rules)
-        if samples > paged.max_running:
-            raise usage_error(
-                f"--n {samples:,} samples of a request run together, and at most "
-                f"{paged.max_running:,} may run",
-                "lower --n, or raise --max-num-seqs",
-            )
-        if (samples > 1 or prefix) and count * samples > MOST_SAMPLES:
-            raise usage_error(
-                f"{count * samples:,} samples that share are too many",
-                f"at most {MOST_SAMPLES:,}: lower --num-requests or --n",
-            )
-        for allocator, placement in _allocators(given, traffics):
-            case = Case(
-                allocator=allocator,
-                placement=placement,
-                settings=paged if allocator == PAGED else whole,
-                traffic=traffics.traffic(count, rate, rules["max_model_len"]),
-                samples=samples,
-                shared_prefix=prefix,
-            )
-            key = (allocator, placement, case.settings, count, rate, samples, prefix)
-            cases.setdefault(key, case)
-    if len(cases) > MOST_CASES:
-        raise usage_error(f"{len(cases):,} rows are asked for", f"{MOST_CASES:,} is the most")
-    return list(cases.values()), notes + _said(cases.values())
+    for count, limits, pool, rate, samples, prefix, preemption, named in itertools.product(*lists):
+        case = Case(
+            allocator=named[0],
+            placement=named[1],
+            settings=_settings(named[0], pool, {**limits, **preemption}),
+            pool=pool,
+            traffic=traffics.traffic(count, rate, limits["max_model_len"]),
+            samples=samples,
+            shared_prefix=prefix,
+        )
+        _check_shares(case)
+        key = (*named, case.settings, count, rate, samples, prefix)
+        cases.setdefault(key, case)
+    return list(cases.values()), notes + _said(given, cases.values())
+
+
+def _settings(allocator: str, pool: Pool, rules: dict[str, Any]) -> Settings:
+    """The paged pool in blocks; for the others every token of it counts, and swapping is nothing."""
+    size = rules.pop("block_size")
+    if allocator == PAGED:
+        settings = Settings(num_blocks=pool.num_blocks(size), block_size=size, **rules)
+    else:
+        rules = {**rules, "preemption": RECOMPUTE, "cpu_blocks": 0}
+        settings = Settings(num_blocks=pool.num_tokens(size), block_size=1, **rules)
+    if settings.num_slots > MOST_SLOTS:
+        raise usage_error(
+            f"a pool of {settings.num_slots:,} tokens is too large",
+            f"at most {MOST_SLOTS:,} (2^40)",
+        )
+    return settings
+
+
+def _check_shares(case: Case) -> None:
+    """Refuse what cannot be forked as it is asked for."""
+    settings, count = case.settings, case.traffic.num_requests * case.samples
+    if not case.shares:
+        return
+    if case.samples > settings.max_running:
+        raise usage_error(
+            f"--n {case.samples:,} samples of a request run together, and at most "
+            f"{settings.max_running:,} may run",
+            "lower --n, or raise --max-num-seqs",
+        )
+    if count > MOST_SAMPLES:
+        raise usage_error(
+            f"{count:,} samples that share are too many",
+            f"at most {MOST_SAMPLES:,}: lower --num-requests or --n",
+        )
+    if settings.preemption == SWAP:
+        raise usage_error(
+            "--preemption swap: what is shared is computed anew here, never swapped",
+            "leave it out, or leave out --n and --shared-prefix",
+        )
 
 
 def run_cases(cases: Sequence[Case], out: Output) -> tuple[list[Measured], KvtoolError | None]:
@@ -78,7 +108,8 @@ def run_cases(cases: Sequence[Case], out: Output) -> tuple[list[Measured], Kvtoo
         out.aside("compiling the simulator, once on this machine: about 5 s")
     measured: list[Measured] = []
     for case in cases:
-        count = case.traffic.num_requests * case.samples
+        forked = case.shares and case.allocator == PAGED  # told of requests, not of samples
+        count = case.traffic.num_requests * (1 if forked else case.samples)
         with out.progress(f"{case.allocator} {case.placement or ''}", count) as advance:
             one = measure(case, advance)
         measured.append(one)
@@ -96,12 +127,13 @@ def check_picture(cases: Sequence[Case]) -> None:
         )
 
 
-def films_of(cases: Sequence[Case], measured: Sequence[Measured]) -> list[Film]:
+def films_of(cases: Sequence[Case], measured: Sequence[Measured], whole: bool) -> list[Film]:
     """What the picture shows of each row: the shares over time, and a map of the pool.
 
-    Of many rows only the bars: a panel for each would be a picture of metres.
+    Of many rows only the bars: a panel for each would be a picture of metres. So too of a run that
+    was interrupted, which wants to end.
     """
-    if len(cases) > MOST_FILMS:
+    if len(cases) > MOST_FILMS or not whole:
         return [Film() for _ in measured]
     return [
         Film(
@@ -117,16 +149,9 @@ def films_of(cases: Sequence[Case], measured: Sequence[Measured]) -> list[Film]:
 def _regions(case: Case) -> tuple[tuple[int, int, int, int], ...]:
     """The map of the same requests without the time stamps, so that they meet in the pool."""
     first = next(one_by_one(case.traffic, case.samples, case.shared_prefix))
-    requests = first.take(_range(min(MOST_REQUESTS, len(first))))
+    requests = first.first(MOST_REQUESTS)
     requests = replace(requests, arrival_ns=requests.arrival_ns * 0)
     return memory_map(case.allocator, case.placement or "", case.settings, requests)
-
-
-@cache
-def _range(count: int) -> Any:
-    import numpy as np
-
-    return np.arange(count)
 
 
 def _allocators(given: Mapping[str, Any], traffics: Traffics) -> Iterator[tuple[str, str | None]]:
@@ -138,6 +163,18 @@ def _allocators(given: Mapping[str, Any], traffics: Traffics) -> Iterator[tuple[
         yield from ((name, place) for place in (places if name in CONTIGUOUS else (None,)))
 
 
+def _preemptions(given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """How paged preempts: recompute, or swap to each number of CPU blocks."""
+    found: list[dict[str, Any]] = []
+    sizes = parse_counts(given["cpu_blocks"], name="--cpu-blocks", low=0, high=2**40)
+    for how in names_in(given["preemption"], "--preemption", (RECOMPUTE, SWAP)):
+        if how == SWAP and not all(sizes):
+            raise usage_error("--preemption swap has no blocks to swap to", "add --cpu-blocks 1000")
+        for size in sizes if how == SWAP else (0,):
+            found.append({"preemption": how, "cpu_blocks": size})
+    return found
+
+
 def _samples(given: Mapping[str, Any]) -> list[int]:
     return parse_counts(given["n"], name="--n", high=1024)
 
@@ -146,21 +183,30 @@ def _prefixes(given: Mapping[str, Any]) -> list[int]:
     return parse_counts(given["shared_prefix"], name="--shared-prefix", low=0, high=2**30)
 
 
-def _said(cases: Any) -> list[str]:
-    """Notes on what the rows stand for."""
-    said = []
-    if any(case.samples > 1 or case.shared_prefix for case in cases):
+def _said(given: Mapping[str, Any], cases: Iterable[Case]) -> list[str]:
+    """Notes on what the rows stand for, and on options that change nothing."""
+    cases, said = list(cases), []
+    paged = [case for case in cases if case.allocator == PAGED]
+    if any(case.shares for case in cases):
         said.append(
-            "only paged shares: to the other allocators each sample is a request of its own with "
-            "the whole prompt"
+            "only paged shares: to the others each sample is a request with the whole prompt. "
+            "Requests that share run as gangs, a prompt in one step: no chunks, no limit of tokens"
         )
     if any(case.traffic.rate != "saturated" for case in cases):
-        law = next(iter(cases)).settings.step_time
+        law = cases[0].settings.step_time
         said.append(
             f"a step takes {law.base_ns:,} ns + {law.token_ns:,} a token + {law.context_ns:,} a "
             "token of context (--step-time): chosen, not measured"
         )
-    return said
+    if any(case.settings.preemption == SWAP for case in paged):
+        said.append("swapping takes no time here: the law of a step has no term for it")
+    idle = {
+        "--trace-format": given["trace_format"] and not given["trace"],
+        "--cpu-blocks": given["cpu_blocks"] != "0" and "swap" not in str(given["preemption"]),
+        "--placement": given["placement"] and not any(case.placement for case in cases),
+        "--preemption": given["preemption"] != RECOMPUTE and not paged,
+    }
+    return said + [f"{option} changes nothing here" for option, true in idle.items() if true]
 
 
 def _interrupted(rows: int, asked: int, last: Measured) -> KvtoolError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from kvtool import catalog
@@ -91,14 +92,20 @@ class Traffics:
         return lengths
 
     def _name(self) -> str:
-        if self.preset is not None:
+        """The preset's, if nothing of it was changed; else the distributions."""
+        changed = any(self.given[name] is not None for name in (*DISTS, *OF_LENGTHS))
+        if self.preset is not None and not changed:
             return self.preset.id
-        specs = [self.given[f"{side}_dist"] or self.given["dist"] for side in MEANS]
-        return specs[0] if specs[0] == specs[1] else "/".join(specs)
+        specs = [
+            self.given[own] or self.given["dist"] or getattr(self.preset, own)
+            for own in (f"{side}_dist" for side in MEANS)
+        ]
+        return specs[0] if specs[0] == specs[1] else " / ".join(specs)
 
 
 def traffics_of(given: Mapping[str, Any]) -> Traffics:
     """Where the requests come from; the trace is read here."""
+    _load.cache_clear()
     dists = [name for name in DISTS if given[name]]
     trace = None
     if given["trace"] is not None:
@@ -113,8 +120,6 @@ def traffics_of(given: Mapping[str, Any]) -> Traffics:
     both = given["dist"] or (given["prompt_dist"] and given["output_dist"])
     if trace is None and (given["workload"] or not both):
         preset = catalog.workload_preset(given["workload"] or DEFAULT_WORKLOAD)
-    elif trace is None:
-        preset = None
     return Traffics(
         given=given,
         preset=preset,
@@ -146,11 +151,10 @@ def _longest(given: Mapping[str, Any], preset: WorkloadPreset | None, trace: Tra
     if preset is not None and preset.max_model_len:
         return preset.max_model_len
     if given["model"] is not None and given["max_model_len"] is None:
-        from kvtool.config import load_config
         from kvtool.model import read_model
 
         table = catalog.class_defaults()["types"]
-        longest = read_model(load_config(given["model"]).config, table).max_context
+        longest = read_model(_load(given["model"]).config, table).max_context
         if longest is not None:
             return longest
     if trace is None:
@@ -195,7 +199,9 @@ def pools_of(given: Mapping[str, Any], traffics: Traffics) -> tuple[list[Pool], 
     return pools, list(dict.fromkeys(notes))
 
 
+@cache
 def _load(model: str) -> Any:
+    """Once for a run: standard input can be read only once, and the Hub need not be asked again."""
     from kvtool.config import load_config
 
     return load_config(model)

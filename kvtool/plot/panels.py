@@ -7,9 +7,14 @@ from typing import Any
 from kvtool.plot.style import GREY, PALETTE
 from kvtool.view import Areas, Bars, Panels, Strip
 
-BAR_HEIGHT, AREA_HEIGHT, STRIP_HEIGHT = 0.32, 1.1, 0.5
-"""Inches of a bar, of a panel of areas and of a strip of memory."""
-WIDTH = 9.0
+WIDTH, RIGHT, HEAD, FOOT = 9.0, 0.25, 0.75, 0.55
+"""Inches: of the figure; right of the axes; above the first panel; below the last one."""
+TITLE = 0.3
+BAR_HEIGHT, AREA_HEIGHT, STRIP_HEIGHT = 0.28, 1.0, 0.55
+"""Inches of a panel's title, of a bar, of a panel of areas and of a strip of memory."""
+BELOW = {Bars: 0.6, Areas: 0.5, Strip: 0.12}
+LETTER = 0.078
+"""About the width of a letter of a bar's name, in inches."""
 PARTS = ("#0072b2", "#56b4e9", "#d55e00", "#cc79a7", "#e69f00", "#ececec")
 """Six shares, from used to idle: blues are a request's own, warm colours are waste."""
 STRIP_LINES, STRIP_PIXELS = 4, 1200
@@ -17,13 +22,29 @@ STRIP_LINES, STRIP_PIXELS = 4, 1200
 
 
 def fill(figure: Any, picture: Panels) -> None:
-    """One axes for each panel, as high as it needs to be."""
+    """One axes for each panel, as high as it needs to be.
+
+    Placed by hand: matplotlib's own layouts move by a billionth from run to run, and with them the
+    names of the clips in an SVG.
+    """
     heights = [_height(panel) for panel in picture.panels]
-    figure.set_size_inches(WIDTH, sum(heights) + 1.1)
-    grid = figure.add_gridspec(len(heights), 1, height_ratios=heights)
+    total = (
+        HEAD
+        + FOOT
+        + sum(
+            TITLE + height + BELOW[type(panel)]
+            for panel, height in zip(picture.panels, heights, strict=True)
+        )
+    )
+    figure.set_layout_engine("none")
+    figure.set_size_inches(WIDTH, total)
+    left = 0.75 + LETTER * max(map(len, _names(picture)), default=0)
     named: dict[str, Any] = {}
-    for place, panel in enumerate(picture.panels):
-        axes = figure.add_subplot(grid[place, 0])
+    top = total - HEAD
+    for panel, height in zip(picture.panels, heights, strict=True):
+        bottom = top - TITLE - height
+        box = (left / WIDTH, bottom / total, (WIDTH - left - RIGHT) / WIDTH, height / total)
+        axes = figure.add_axes(box)
         axes.set_title(panel.title, fontsize=10, pad=4)
         if isinstance(panel, Bars):
             named |= _bars(axes, panel)
@@ -31,17 +52,23 @@ def fill(figure: Any, picture: Panels) -> None:
             named |= _areas(axes, panel)
         else:
             _strip(axes, panel)
-    figure.suptitle(picture.title, x=0.01, ha="left", fontweight="bold", fontsize=12)
-    if named:
-        figure.legend(
-            named.values(), named.keys(), loc="outside lower center", ncols=6, frameon=False
-        )
+        top = bottom - BELOW[type(panel)]
+    figure.text(0.1 / WIDTH, 1 - 0.3 / total, picture.title, fontweight="bold", fontsize=12)
+    figure.legend(
+        named.values(), named.keys(), loc="lower center", ncols=6, frameon=False,
+        bbox_to_anchor=(0.5, 0.05 / total),
+    )  # fmt: skip
+
+
+def _names(picture: Panels) -> list[str]:
+    bars = [panel for panel in picture.panels if isinstance(panel, Bars)]
+    return [name for panel in bars for name, _ in panel.rows]
 
 
 def _height(panel: Bars | Areas | Strip) -> float:
     if isinstance(panel, Bars):
-        return 0.55 + BAR_HEIGHT * len(panel.rows)
-    return (AREA_HEIGHT if isinstance(panel, Areas) else STRIP_HEIGHT) + 0.45
+        return BAR_HEIGHT * len(panel.rows)
+    return AREA_HEIGHT if isinstance(panel, Areas) else STRIP_HEIGHT
 
 
 def _bars(axes: Any, panel: Bars) -> dict[str, Any]:

@@ -57,9 +57,10 @@ def run_forks(
 class Forks:
     """Requests that ask for several samples, scheduled first come first served, all or none.
 
-    Read from the settings: the pool, max_model_len (prefix included), the limits of running sequences
-    and of a step's tokens, the watermark and step_time; a prompt is computed in one step, whatever
-    its length. After an interrupt `result` tells the steps so far, but `run` cannot go on.
+    Read from the settings: the pool, max_model_len (prefix included), the limit of running sequences,
+    the watermark and step_time. A prompt is computed in one step, whatever its length: the paper's
+    scheduler knew no chunks, and a step has no limit of tokens here. After an interrupt `result`
+    tells the steps so far, but `run` cannot go on.
     """
 
     def __init__(
@@ -223,14 +224,11 @@ class Forks:
             samples = len(group.limits)
             if self.seats + samples > settings.max_running:
                 return False
-            tokens = group.prompt + samples * group.generated
-            if self.running and self.scheduled_tokens + tokens > settings.token_budget:
-                return False
             watermark = settings.watermark_blocks if self.running else 0
             if self._blocks(group) + watermark > self.pool.num_free:
                 return True
             self._place(self.waiting.popleft())
-            self.scheduled_tokens += tokens
+            self.scheduled_tokens += group.prompt + samples * group.generated
         return False
 
     def _blocks(self, group: Group) -> int:

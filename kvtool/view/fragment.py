@@ -16,12 +16,20 @@ MEANING = (
 )
 BAR = "█▓▒░· "
 BAR_WIDTH = 24
+MOST_POINTS = 300
+"""Of a share over time: a picture is a thousand pixels wide."""
 VARYING = (
-    "workload", "rate", "n", "shared_prefix", "block_size", "num_blocks", "pool_tokens",
-    "max_model_len", "max_num_seqs", "max_batched_tokens", "watermark", "requests",
+    "workload", "rate", "n", "shared_prefix", "max_model_len", "max_num_seqs", "max_batched_tokens",
+    "watermark", "preemption", "cpu_blocks", "block_size", "pool_tokens", "num_blocks", "requests",
 )  # fmt: skip
-DERIVED = ("num_blocks", "pool_tokens", "requests")
-"""What follows from another option that varies; told only if none does."""
+LIMITS = (
+    ("waiting_for_seqs_steps", "--max-num-seqs", "max_num_seqs"),
+    ("waiting_for_tokens_steps", "--max-batched-tokens", "max_batched_tokens"),
+)
+OF_PAGED = ("block_size", "watermark", "preemption", "cpu_blocks")
+"""What only paged knows."""
+DERIVED = ("pool_tokens", "num_blocks", "requests")
+"""What may follow from another option that varies: blocks from a block size, requests from n."""
 WORST = ("max", "static-batch", "pow2", "grow", "oracle")
 """What paged is set against, the first that was run."""
 
@@ -112,14 +120,23 @@ def _value(value: object) -> str:
 
 
 def _varying(rows: Sequence[Row]) -> list[str]:
-    """What tells the rows of one allocator apart: paged rounds the pool down to whole blocks."""
+    """What tells the rows of one allocator apart.
+
+    Of what follows from other options only what the columns so far do not tell: with one block size
+    the blocks say no more than the tokens.
+    """
     paged = [row for row in rows if row["allocator"] == "paged"]
     others = [row for row in rows if row["allocator"] != "paged"]
     found: list[str] = []
     for name in VARYING:
-        varies = any(len({row[name] for row in group}) > 1 for group in (paged, others))
-        if varies and not (name in DERIVED and found):
-            found.append(name)
+        for group in (paged, others):
+            values: dict[tuple[object, ...], set[object]] = {}
+            for row in group:
+                known = (row["allocator"], *(row[one] for one in found)) if name in DERIVED else ()
+                values.setdefault(known, set()).add(row[name])
+            if any(len(several - {None}) > 1 for several in values.values()):
+                found.append(name)
+                break
     return found
 
 
@@ -149,24 +166,33 @@ def _trend(settings: Mapping[str, Sequence[Row]]) -> str:
 def _savings(rows: Mapping[str, Row]) -> str:
     most = max(rows, key=lambda at: rows[at]["saved_share"])
     saved = rows[most]["saved_share"]
-    return f" Sharing saves up to {saved:.1%} of its blocks, at {most}." if saved else ""
+    return f" Sharing saves up to {saved:.1%} of its blocks, at {most}." if saved > 0 else ""
 
 
 def _settings(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """The rows of one case: all allocators, and the paged row of each block size on its own."""
-    varying = [name for name in _varying(rows) if name not in ("num_blocks", "pool_tokens")]
+    """A paged row and what the others make of the same traffic and pool, by what sets it apart."""
+    varying = _varying(rows)
     paged = [row for row in rows if row["allocator"] == "paged"]
-    shared = [name for name in varying if name not in ("block_size", "requests")]
+    if not paged:
+        return {"": list(rows)}
+    shared = [name for name in varying if name not in (*OF_PAGED, *DERIVED)]
     groups: dict[str, list[Row]] = {}
-    for lead in paged or rows[:1]:
+    for lead in paged:
         name = ", ".join(f"{one.replace('_', ' ')} {_value(lead[one])}" for one in varying)
         rest = [
             row
             for row in rows
-            if row["allocator"] != "paged" and all(row[key] == lead[key] for key in shared)
+            if row["allocator"] != "paged"
+            and _same_pool(lead, row)
+            and all(row[key] in (lead[key], None) for key in shared)
         ]
-        groups[f"{name}: " if name else ""] = [lead, *rest] if paged else list(rows)
+        groups[f"{name}: " if name else ""] = [lead, *rest]
     return groups
+
+
+def _same_pool(paged: Row, other: Row) -> bool:
+    """Paged rounds the pool down to whole blocks."""
+    return 0 <= int(other["pool_tokens"] - paged["pool_tokens"]) < int(paged["block_size"])
 
 
 def _verdict(paged: Row | None, other: Row | None, group: Sequence[Row]) -> str:
@@ -189,7 +215,7 @@ def _verdict(paged: Row | None, other: Row | None, group: Sequence[Row]) -> str:
         text += f" where {doing[other['allocator']]} {other['token_share']:.0%}"
         if other["mean_batch"]:
             text += f": {paged['mean_batch'] / other['mean_batch']:.1f}x the batch"
-    if paged["saved_share"]:
+    if paged["saved_share"] > 0:
         text += f"; sharing saves {paged['saved_share']:.1%} of its blocks"
     return f"{text}."
 
@@ -227,24 +253,41 @@ def _losses(row: Row) -> list[str]:
 
 
 def _limits(rows: Sequence[Row]) -> list[str]:
+    """Why a share may say less than it seems to."""
     said = []
-    if any(row["whole_run"] for row in rows):
+    if any(row["whole_run"] and not row["interrupted"] for row in rows):
         said.append(
             "the run is too short to leave warm-up and drain out: the shares are of all its steps."
         )
-    bound = [row for row in rows if row["peak_batch"] == row["max_num_seqs"]]
-    if bound:
-        said.append(
-            f"{named(bound[0])}: max_num_seqs {bound[0]['max_num_seqs']:,} was reached, so that "
-            "it, not memory, may bound the batch: --max-num-seqs raises it."
-        )
-    idle = [row for row in rows if row["idle_share"] > 0.5 and row["allocator"] == "paged"]
-    if idle and not bound:
-        said.append(
-            "most of the pool is idle: this traffic does not need it. A smaller pool or a higher "
-            "--rate shows how it fills."
-        )
-    return said
+    for row in rows:
+        if row["allocator"] != "paged":
+            continue
+        steps = row["measured_steps"] or 1
+        for name, flag, limit in LIMITS:
+            kept_out = (row[name] or 0) / steps
+            if kept_out > 0.1:
+                said.append(
+                    f"paged: in {kept_out:.0%} of the steps {flag} {row[limit]:,} kept the next "
+                    "request out, not memory: raise it to see what the pool could hold."
+                )
+                break
+        else:
+            said += _idle(row)
+    return list(dict.fromkeys(said))
+
+
+def _idle(row: Row) -> list[str]:
+    if row["idle_share"] <= 0.5:
+        return []
+    if row["peak_batch"] > row["max_num_seqs"] - row["n"]:
+        return [
+            f"paged: --max-num-seqs {row['max_num_seqs']:,} was reached, so that it, not memory, may "
+            "bound the batch."
+        ]
+    return [
+        "most of the pool is idle: this traffic does not need it. A smaller pool, more requests or a "
+        "higher --rate show how it fills."
+    ]
 
 
 def _picture(rows: Sequence[Row], films: Sequence[Film]) -> Panels:
@@ -276,11 +319,23 @@ def _said(row: Row, name: str) -> str:
 
 
 def _areas(name: str, film: Film) -> Areas:
+    """The series with neighbours put together, until there are few enough for a picture."""
+    series = list(film.series)
+    while len(series) > MOST_POINTS:
+        pairs = [series[k : k + 2] for k in range(0, len(series), 2)]
+        series = [_together(pair) for pair in pairs]
     x, step = [], 0
-    for steps, _ in film.series:
+    for steps, _ in series:
         x.append(step + steps / 2)
         step += steps
-    values = tuple(tuple(shares[part] for _, shares in film.series) for part in range(len(SHARES)))
+    values = tuple(tuple(shares[part] for _, shares in series) for part in range(len(SHARES)))
     return Areas(
         title=f"{name}: over time", x_label="step", parts=SHARES, x=tuple(x), values=values
     )
+
+
+def _together(points: Sequence[tuple[int, tuple[float, ...]]]) -> tuple[int, tuple[float, ...]]:
+    """The mean of neighbouring points, each as long as its steps."""
+    steps = sum(count for count, _ in points)
+    columns = zip(*([count * share for share in shares] for count, shares in points), strict=True)
+    return steps, tuple(sum(column) / steps for column in columns)
