@@ -37,8 +37,9 @@ fmt: full ## format, and fix what ruff can fix
 	$(RUN) ruff check --fix $(SOURCES)
 	$(RUN) ruff format $(SOURCES)
 
-bench: core ## CPU time to start, against the goals
+bench: core ## time to start, and simulators against the goals, the twin and vLLM (VLLM_PYTHON=…)
 	$(BIN)/python scripts/bench_startup.py
+	$(BIN)/python scripts/bench_simulators.py
 
 readme: full ## write every output in README.md and docs/ anew
 	$(BIN)/python scripts/readme.py

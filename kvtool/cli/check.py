@@ -9,8 +9,8 @@ import typer
 from kvtool.cli.options import (
     FormatOpt,
     JsonOpt,
-    OutputOpt,
     QuietOpt,
+    TextOutputOpt,
     VerboseOpt,
     output_from,
 )
@@ -77,7 +77,7 @@ def check(
     ] = None,
     format: FormatOpt = None,
     json: JsonOpt = False,
-    output: OutputOpt = None,
+    output: TextOutputOpt = None,
     quiet: QuietOpt = False,
     verbose: VerboseOpt = False,
 ) -> None:  # fmt: skip

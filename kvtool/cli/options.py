@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -37,16 +37,20 @@ JsonOpt = Annotated[
     bool,
     typer.Option("--json", help="Short for --format json.", rich_help_panel=OUTPUT_PANEL),
 ]
-OutputOpt = Annotated[
-    Path | None,
-    typer.Option(
+
+
+def _output(suffixes: str) -> Any:
+    return typer.Option(
         "--output",
         "-o",
         metavar="FILE",
-        help="Write to FILE, its format by suffix: .json .jsonl .csv .md .png .svg",
+        help=f"Write to FILE, its format by suffix: {suffixes}",
         rich_help_panel=OUTPUT_PANEL,
-    ),
-]
+    )
+
+
+TextOutputOpt = Annotated[Path | None, _output(".json .jsonl .csv .md")]
+OutputOpt = Annotated[Path | None, _output(".json .jsonl .csv .md .png .svg")]
 QuietOpt = Annotated[
     bool,
     typer.Option("--quiet", "-q", help="No notes and no progress.", rich_help_panel=OUTPUT_PANEL),

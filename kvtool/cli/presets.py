@@ -11,8 +11,8 @@ from kvtool import catalog
 from kvtool.cli.options import (
     FormatOpt,
     JsonOpt,
-    OutputOpt,
     QuietOpt,
+    TextOutputOpt,
     VerboseOpt,
     output_from,
 )
@@ -57,7 +57,7 @@ def presets(
     ] = None,
     format: FormatOpt = None,
     json: JsonOpt = False,
-    output: OutputOpt = None,
+    output: TextOutputOpt = None,
     quiet: QuietOpt = False,
     verbose: VerboseOpt = False,
 ) -> None:

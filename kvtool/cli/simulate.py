@@ -12,8 +12,8 @@ from kvtool.cli import scheduler_options as s
 from kvtool.cli.options import (
     FormatOpt,
     JsonOpt,
-    OutputOpt,
     QuietOpt,
+    TextOutputOpt,
     VerboseOpt,
     output_from,
 )
@@ -96,7 +96,7 @@ def simulate(
     per_step: PerStepOpt = None,
     format: FormatOpt = None,
     json: JsonOpt = False,
-    output: OutputOpt = None,
+    output: TextOutputOpt = None,
     quiet: QuietOpt = False,
     verbose: VerboseOpt = False,
 ) -> None:
