@@ -44,7 +44,9 @@ COMMANDS: dict[str, Entry] = {
         "kvtool.cli.simulate", ANALYSE, "What does the scheduler make of requests over time?"
     ),
     "presets": Entry(
-        "kvtool.cli.presets", ANALYSE, "What is known: models and GPUs, each with its source."
+        "kvtool.cli.presets",
+        ANALYSE,
+        "What is known: models, GPUs and workloads, each with its source.",
     ),
 }
 """In the order of the help. The module has a function of the command's name."""
