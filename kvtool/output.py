@@ -230,12 +230,16 @@ def _reads(model: str, path: Path) -> bool:
     return any(file.exists() and path.samefile(file) for file in read)
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Put the whole content there or leave what was: a file beside it, then one rename."""
+def write_file(path: Path, content: bytes | Iterable[bytes]) -> None:
+    """Put the whole content there, or leave what was: a file beside it, then one rename.
+
+    The content may come in parts, so that it need not be held as a whole.
+    """
     target = Path(os.path.realpath(path))  # a link stays, the file behind it changes
     draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        draft.write_bytes(content)
+        with draft.open("wb") as file:
+            file.writelines([content] if isinstance(content, bytes) else content)
         if target.exists():
             draft.chmod(target.stat().st_mode & 0o7777)
         draft.replace(target)

@@ -225,7 +225,7 @@ def compare(rows: dict[str, list[Row]], config_of: Callable[[Row], Any]) -> dict
         for row in items:
             try:
                 if name == "scheduler":
-                    found = list(beside(SCHEDULER).differences(row))
+                    found = beside(SCHEDULER).engine_differences(row)
                 elif "specs" in row and "model" not in row:
                     found = group_differences(row)
                 else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
+import importlib.util
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -44,43 +44,27 @@ NEVER = 1 << 60
 STEPS = ("scheduled_tokens", "batch", "running", "waiting", "held", "context_tokens", "end_ns")
 
 
+def script() -> Any:
+    """scripts/accuracy_scheduler.py, whose reading of the rows and comparison the tests share."""
+    path = Path(__file__).parents[1] / "scripts/accuracy_scheduler.py"
+    spec = importlib.util.spec_from_file_location("accuracy_scheduler", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_script = script()
+settings_of, requests_of, digest = _script.settings_of, _script.requests_of, _script.digest
+differences = _script.differences
+
+
 @lru_cache
 def rows() -> dict[str, dict[str, Any]]:
     """What vLLM's own scheduler did, by the id of the workload."""
     lines = gzip.decompress(ROWS.read_bytes()).splitlines()
     return {row["id"]: row for row in map(json.loads, lines)}
-
-
-def settings_of(row: dict[str, Any]) -> Settings:
-    """The settings under which a row was measured."""
-    config, law = row["config"], row["step_time"]
-    return Settings(
-        num_blocks=config["usable_blocks"],
-        block_size=config["block_size"],
-        max_model_len=config["max_model_len"],
-        max_num_seqs=config["max_num_seqs"],
-        max_num_active_seqs=config["max_num_active_seqs"],
-        max_batched_tokens=config["max_num_batched_tokens"],
-        max_scheduled_tokens=config["max_num_scheduled_tokens"],
-        chunked_prefill=config["chunked_prefill"],
-        watermark=config["watermark"],
-        reserve_full_prompt=config["scheduler_reserve_full_isl"],
-        long_prefill_threshold=config["long_prefill_token_threshold"],
-        long_prefill_adaptive=config["long_prefill_token_threshold_adaptive"],
-        on_stall=config["on_stall"].replace("_", "-"),
-        step_time=StepTime(
-            base_ns=law["base_ns"],
-            token_ns=law["per_scheduled_token_ns"],
-            context_ns=law["per_context_token_ns"],
-        ),
-    )
-
-
-def requests_of(row: dict[str, Any]) -> Requests:
-    """The requests of a row."""
-    return requests(
-        *(row["requests"][name] for name in ("prompt_tokens", "output_tokens", "arrival_ns"))
-    )
 
 
 def requests(
@@ -92,38 +76,6 @@ def requests(
         prompt_tokens=np.array(prompts, np.int64),
         output_tokens=np.array(outputs, np.int64),
     )
-
-
-def digest(values: Iterable[object]) -> str:
-    """The sha256 by which a row keeps a long list."""
-    return hashlib.sha256(",".join(map(str, values)).encode()).hexdigest()
-
-
-def differences(
-    row: dict[str, Any], outcomes: dict[str, list[int]], steps: dict[str, list[int]]
-) -> list[str]:
-    """What of a run is not as vLLM had it."""
-    truth, wrong = row["truth"], []
-    for name, values in truth["per_request"].items():
-        if name in outcomes and outcomes[name] != values:
-            wrong.append(name)
-    for name in ("first_token_ns", "finish_ns"):
-        if digest(outcomes[name]) != truth[f"{name}_sha256"]:
-            wrong.append(name)
-    size = row["config"]["block_size"]
-    steps = {**steps, "used_blocks": [held // size for held in steps["held"]]}
-    for name, told in truth["per_step"].items():
-        if name == "evictions":
-            assert told["sum"] == 0  # there is no prefix cache
-            continue
-        values = steps[name]
-        got = {"n": len(values), "sum": sum(values), "max": max(values), "first50": values[:50]}
-        got["sha256"] = digest(values)
-        if any(got[kind] != value for kind, value in told.items()):
-            wrong.append(f"{name} of the steps")
-    if (len(steps["end_ns"]), steps["end_ns"][-1]) != (truth["steps"], truth["end_ns"]):
-        wrong.append("the end")
-    return wrong
 
 
 @dataclass(frozen=True, kw_only=True)

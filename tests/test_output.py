@@ -7,6 +7,7 @@ import json
 import os
 import stat
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -271,20 +272,16 @@ def test_a_picture_of_a_result_without_chart_is_refused(tmp_path: Path) -> None:
     assert ".csv" in caught.value.hint
 
 
-def test_a_failing_write_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_write_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text("old")
 
-    def no_space(self: Path, content: bytes) -> int:
-        with self.open("wb") as file:
-            file.write(content[:3])
+    def no_space() -> Iterator[bytes]:
+        yield b"new"
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", no_space)
     with pytest.raises(KvtoolError, match="no space left") as caught:
-        write_file(path, b"new content")
+        write_file(path, no_space())
     assert caught.value.hint
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]

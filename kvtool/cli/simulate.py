@@ -235,13 +235,14 @@ def _interrupted(rows: list[Row], asked: int, out: Output) -> KvtoolError:
 
 def _write_files(given: Mapping[str, Any], found: Replay, out: Output) -> KvtoolError | None:
     """What became of requests and steps, as files; the first failure does not lose the row."""
-    from kvtool.cli.simulate_files import request_lines, step_lines, write_lines
+    from kvtool.cli.simulate_files import request_lines, step_lines
+    from kvtool.output import write_file
 
     files = (("per_request", request_lines), ("per_step", step_lines))
     try:
         for name, lines in files:
             if given[name] is not None:
-                write_lines(given[name], lines(found))
+                write_file(given[name], lines(found))
                 out.aside(f"written to {given[name]}")
     except KvtoolError as error:
         return error

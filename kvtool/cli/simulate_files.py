@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvtool.errors import usage_error
-from kvtool.output import check_file, write_error
+from kvtool.output import check_file
 
 if TYPE_CHECKING:
     from kvtool.sim.replay import Replay
@@ -82,21 +82,3 @@ def _parts(count: int) -> Iterator[slice]:
 
 def _text(template: str, *columns: list[Any]) -> bytes:
     return "".join(map(template.__mod__, zip(*columns, strict=True))).encode()
-
-
-def write_lines(path: Path, parts: Iterable[bytes]) -> None:
-    """As kvtool.output.write_file, part by part: a file beside it, then one rename."""
-    target = Path(os.path.realpath(path))
-    draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with draft.open("wb") as file:
-            for part in parts:
-                file.write(part)
-        if target.exists():
-            draft.chmod(target.stat().st_mode & 0o7777)
-        draft.replace(target)
-    except OSError as error:
-        raise write_error(error, str(path)) from error
-    finally:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
