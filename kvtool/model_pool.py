@@ -39,6 +39,8 @@ class Fit:
     kv_bytes: int
     bytes_per_token: int
     model: str
+    gpu: str | None
+    tp: int
     source: str
     notes: tuple[str, ...]
 
@@ -156,6 +158,8 @@ def _fit(asked: _Asked, loaded: LoadedConfig) -> Fit:
         kv_bytes=memory,
         bytes_per_token=per_token.rank_bytes,
         model=name,
+        gpu=asked.device.gpu if asked.device else None,
+        tp=asked.tp,
         source=f"{format_bytes(memory)}{each}{how} at {what}",
         notes=tuple(notes),
     )

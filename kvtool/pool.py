@@ -32,6 +32,8 @@ class Pool:
     bytes_per_token: int | None = None
     """Of one token, all layers, on the fullest tensor-parallel rank."""
     model: str | None = None
+    gpu: str | None = None
+    tp: int | None = None
     source: str
     """Where the number comes from, in a line."""
     notes: tuple[str, ...] = ()
@@ -98,6 +100,8 @@ def pool_of(
         kv_bytes=fit.kv_bytes,
         bytes_per_token=fit.bytes_per_token,
         model=fit.model,
+        gpu=fit.gpu,
+        tp=fit.tp,
         source=fit.source,
         notes=(*notes, *fit.notes),
     )

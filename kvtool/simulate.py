@@ -113,13 +113,13 @@ def _rates(found: Replay) -> Row:
 
 
 def _times(found: Replay) -> Row:
-    """TTFT of who got a token, ITL of all gaps, E2E and TPOT of who finished."""
+    """TTFT, TPOT and E2E of who finished, ITL of all gaps: who got no answer has no latency."""
     outcomes, finished = found.outcomes, _finished(found)
     first, arrival = outcomes["first_token_ns"], found.arrival_ns
     finish, generated = outcomes["finish_ns"], outcomes["generated"]
     several = finished & (generated > 1)
     values: dict[str, tuple[Any, Any]] = {
-        "ttft": ((first - arrival)[first >= 0], None),
+        "ttft": ((first - arrival)[finished], None),
         "itl": found.gaps or (first[:0], None),
         "tpot": ((finish - first)[several] / (generated[several] - 1), None),
         "e2e": ((finish - arrival)[finished], None),

@@ -53,7 +53,7 @@ class Twin:
         if self.prefix:
             self.pool.allocate(PREFIX, self.prefix)
         self.clock = self.end = self.completed = self.cut = self.aborted = self.too_long = 0
-        self.preemptions = self.recomputed = self.copied = 0
+        self.preemptions = self.recomputed = self.copied = self.scheduled = 0
         self.arrivals = {k: int(at) for k, at in enumerate(self.requests.arrival_ns) if at >= 0}
         while True:
             self.arrive()
@@ -93,6 +93,7 @@ class Twin:
         )
         tokens += sum(job.prompt + len(job.limits) * job.generated for job in new)
         law = self.settings.step_time
+        self.scheduled += tokens
         self.clock += law.base_ns + law.token_ns * tokens + law.context_ns * context
         self.end = self.clock
         left = len(self.requests) - ended - self.too_long - len(self.running)
@@ -225,7 +226,7 @@ class Twin:
             "end_ns": self.end, "completed": self.completed, "cut": self.cut,
             "aborted": self.aborted, "prompt_too_long": self.too_long,
             "preemptions": self.preemptions, "recomputed_tokens": self.recomputed,
-            "copied_blocks": self.copied,
+            "copied_blocks": self.copied, "scheduled_tokens": self.scheduled,
             "peak_running": max((row["running_steps"] for row in self.rows), default=0),
             "shared_blocks_peak": max((row["shared_block_steps"] for row in self.rows), default=0),
         }  # fmt: skip
@@ -377,6 +378,7 @@ def test_two_samples_by_hand() -> None:
     assert asdict(result) == {
         "steps": 3, "end_ns": 3 * 10_000_000 + 10 * 20_000 + (6 + 14 + 16),
         "completed": 1, "cut": 0, "aborted": 0, "prompt_too_long": 0, "preemptions": 0,
+        "scheduled_tokens": 10,
         "recomputed_tokens": 0, "copied_blocks": 1, "measured_steps": 3, "whole_run": True,
         "used_block_steps": 2 + 3 + 3, "unshared_block_steps": 2 + 4 + 4,
         "token_slot_steps": 6 + 10 + 12, "reserved_slot_steps": 2 + 2 + 0,

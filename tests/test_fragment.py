@@ -218,7 +218,7 @@ def test_pictures(kvtool: Callable[..., Any], tmp_path: Path) -> None:
     ran = kvtool("fragment", "--num-requests", "300", "-o", str(path))
     assert ran.code == 0, ran.err
     drawn = path.read_text()
-    for name in ("paged", "max, buddy", "static-batch", "over time", "who holds which slots"):
+    for name in ("paged", "max, buddy", "static-batch", "over time", "a colour a request"):
         assert name in drawn
     first = path.read_bytes()
     kvtool("fragment", "--num-requests", "300", "-o", str(path))
@@ -275,7 +275,7 @@ def test_rows_can_be_told_apart(rows: Callable[..., Any]) -> None:
     found = rows(
         "--num-requests", "100", "--pool-tokens", "8k,64k", "--allocator", "paged", "--n", "1,2",
     )  # fmt: skip
-    table, _ = view(Run(command="fragment", params={}, rows=tuple(found))).tables
+    table, *_ = view(Run(command="fragment", params={}, rows=tuple(found))).tables
     assert "pool tokens" in table.columns
     keys = [(row[0], row[1], row[2]) for row in table.rows]
     assert len(set(keys)) == len(keys) == 4

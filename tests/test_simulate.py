@@ -209,7 +209,7 @@ def check_times(asked: Requests, limits: Settings) -> dict[str, Any]:
     arrivals = asked.arrival_ns.tolist()
     ended = [k for k, one in enumerate(outcomes) if STATUSES[one.status] in ("done", "cut")]
     values: dict[str, list[float]] = {
-        "ttft": [tokens[0] - arrivals[k] for k, tokens in times.items()],
+        "ttft": [times[k][0] - arrivals[k] for k in ended],
         "itl": [b - a for tokens in times.values() for a, b in pairwise(tokens)],
         "e2e": [times[k][-1] - arrivals[k] for k in ended],
         "tpot": [

@@ -23,11 +23,11 @@ kvtool fragment --dist zipf
 
 kvtool fragment --workload vllm-paper --allocator paged,max,pow2,oracle -o waste.png
 
-kvtool fragment --trace AzureLLMInferenceTrace_conv.csv --model llama-3-8b --gpu h100
+kvtool fragment --trace AzureLLMInferenceTrace_conv.csv --rate trace --model llama-3-8b --gpu h100
 
 kvtool fragment --workload chat --allocator paged --block-size 1..256*2
 
-kvtool fragment --workload vllm-paper --allocator paged --n 2,4,6
+kvtool fragment --workload vllm-paper --allocator paged --n 2,4,6 --num-requests 3000
 """
 
 _NOT_ASKED = ("format", "json", "output", "quiet", "verbose")

@@ -154,7 +154,7 @@ GpuOpt = Annotated[
     typer.Option(
         "--gpu", metavar="GPU", rich_help_panel=POOL, show_default=False,
         autocompletion=complete_gpu,
-        help="What this GPU has left beside the weights: h100, h100:8.",
+        help="What this GPU has left beside the weights: h100, or h100:8 (tp 8 unless --tp).",
     ),
 ]  # fmt: skip
 WeightsOpt = Annotated[
@@ -197,7 +197,9 @@ AllocatorOpt = Annotated[
     str | None,
     typer.Option(
         "--allocator", metavar="NAMES", rich_help_panel=ALLOCATORS, show_default=False,
-        help="Of paged, max, pow2, oracle, grow, static-batch. Default: all.",
+        help="paged (blocks on demand), max (reserves max_model_len), pow2 (prompt and output rounded up "
+        "to a power of two), oracle (knows the output), grow (doubles, copies), static-batch (padded, "
+        "freed together). Default: all.",
     ),
 ]  # fmt: skip
 PlacementOpt = Annotated[

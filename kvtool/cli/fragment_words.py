@@ -127,8 +127,19 @@ def traffics_of(given: Mapping[str, Any]) -> Traffics:
         counts=_counts(given["num_requests"], trace),
         rates=_rates(given["rate"], preset),
         longest=_longest(given, preset, trace),
-        notes=list(trace.notes) if trace else [],
+        notes=_notes_of(trace, given["rate"]) if trace else [],
     )
+
+
+def _notes_of(trace: Trace, rate: str | None) -> list[str]:
+    """What the reader of the file says, and that its time stamps are not used unless asked for."""
+    said = [f"{trace.name}: {text}" for text in trace.notes]
+    if trace.has_arrivals and rate is None:
+        said.append(
+            f"{trace.name}: its time stamps are not used, every request waits from the start; "
+            "--rate trace uses them"
+        )
+    return said
 
 
 def _counts(typed: str | None, trace: Trace | None) -> list[int]:

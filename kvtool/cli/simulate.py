@@ -163,7 +163,7 @@ def _run(given: Mapping[str, Any], grid: list[Settings], trace: Trace, out: Outp
     from kvtool.run import Run
     from kvtool.view.simulate import view
 
-    for text in _notes_of_trace(trace):
+    for text in (*_notes_of_trace(trace), *_notes_of_pools(grid)):
         out.note(text)
     rows, last = _rows(given, grid, trace, out)
     if last.interrupted:
@@ -180,6 +180,19 @@ def _notes_of_trace(trace: Trace) -> list[str]:
         notes.append(f"{trace.name}: it has no arrivals, so all requests arrive at once")
     if trace.requests.priority is not None:
         notes.append(f"{trace.name}: priorities are not looked at by --policy fcfs")
+    return notes
+
+
+def _notes_of_pools(grid: list[Settings]) -> list[str]:
+    """What the pools are where that is not plain, and what vLLM would say to them."""
+    sizes = sorted({one.num_slots for one in grid})
+    notes = [f"the pools hold {sizes[0]:,} to {sizes[-1]:,} tokens"] if len(sizes) > 1 else []
+    small = [one for one in grid if one.num_slots < one.max_model_len]
+    if small:
+        notes.append(
+            f"a pool of {small[0].num_slots:,} tokens does not hold one request of max_model_len "
+            f"{small[0].max_model_len:,}: vLLM itself would not start with it"
+        )
     return notes
 
 

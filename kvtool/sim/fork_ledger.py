@@ -44,6 +44,7 @@ class ForkResult:
     prompt_too_long: int
     """Requests that max_model_len leaves no room for an output token, or that have no prompt."""
     preemptions: int
+    scheduled_tokens: int
     recomputed_tokens: int
     """Tokens that preemptions threw away: a prompt once, the cached output of each live sample."""
     copied_blocks: int

@@ -92,7 +92,7 @@ class Forks:
         self.step = -1
         self.clock_ns = self.end_ns = 0
         self.seats = 0  # sequences of the running groups, with those that are yet to be forked
-        self.scheduled_tokens = 0  # of this step
+        self.scheduled_tokens = self.all_scheduled = 0  # of this step, and of all
         self.completed = self.cut = self.aborted = self.prompt_too_long = 0
         self.preemptions = self.recomputed = self.copied = 0
 
@@ -121,6 +121,7 @@ class Forks:
             aborted=self.aborted,
             prompt_too_long=self.prompt_too_long,
             preemptions=self.preemptions,
+            scheduled_tokens=self.all_scheduled,
             recomputed_tokens=self.recomputed,
             copied_blocks=self.copied,
             whole_run=not window.measured_steps,
@@ -152,6 +153,7 @@ class Forks:
         self.clock_ns += law.base_ns
         self.clock_ns += law.token_ns * self.scheduled_tokens + law.context_ns * ledger.context
         self.end_ns = self.clock_ns
+        self.all_scheduled += self.scheduled_tokens
         for group in self.prefilled:
             ledger.count(group, self.step, -1)
             self._fork(group)

@@ -94,6 +94,10 @@ def _apart(rows: tuple[Row, ...]) -> list[str]:
 def _best(rows: tuple[Row, ...]) -> list[str]:
     """Which row has most throughput, and which answers first."""
     apart, said = _apart(rows), []
+    most = max((row["finished"] for row in rows), default=0)
+    several, rows = rows, tuple(row for row in rows if row["finished"] == most)
+    if len(rows) < len(several):
+        said.append(f"Of the {len(rows):,} that served most, {counted(most, 'request')}:")
     rated = [row for row in rows if row["output_tokens_per_s"]]
     if rated:
         top = max(rated, key=lambda row: float(row["output_tokens_per_s"]))
