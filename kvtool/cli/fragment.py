@@ -30,6 +30,10 @@ kvtool fragment --workload chat --allocator paged --block-size 1..256*2
 kvtool fragment --workload vllm-paper --allocator paged --n 2,4,6 --num-requests 3000
 """
 
+BARS_ALONE = (
+    "the picture has only the bars of some rows: shares over time and maps are drawn of at most 12 "
+    "rows, of runs that came to their end, and not where requests share"
+)
 _NOT_ASKED = ("format", "json", "output", "quiet", "verbose")
 
 
@@ -98,11 +102,13 @@ def fragment(
     except KvtoolError as error:
         error.params = given
         raise
+    films = films_of(cases, measured, stopped is None) if drawn else []
+    if any(not film.series and film.regions is None for film in films):
+        notes.append(BARS_ALONE)
     run = Run(
         command="fragment",
         params=given,
         rows=tuple(one.row for one in measured),
         notes=(*traffics.notes, *notes),
     )
-    films = films_of(cases, measured, stopped is None) if drawn else ()
     out.emit(run, view(run, films), failed=stopped)
