@@ -255,10 +255,10 @@ def test_a_product_that_takes_minutes_is_refused(
 def test_a_result_that_cannot_be_saved_is_printed(
     kvtool: Kvtool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: Path, content: bytes) -> int:
+    def full(self: Path, target: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Path, "replace", full)
     ran = kvtool("size", "gpt2", "-o", tmp_path / "x.csv")
     assert ran.code == 1
     assert "36.00 KiB" in ran.out
