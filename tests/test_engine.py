@@ -505,6 +505,6 @@ def test_machine_code_is_made_anew_when_a_part_of_it_changes(tmp_path: Path) -> 
     assert peak() == "2"
     part = tmp_path / "kvtool/sim/admission.py"
     text = part.read_text("utf-8")
-    assert "run.running < run.max_running" in text
-    part.write_text(text.replace("run.running < run.max_running", "run.running < 1"), "utf-8")
+    assert "run.running >= run.max_running" in text
+    part.write_text(text.replace("run.running >= run.max_running", "run.running >= 1"), "utf-8")
     assert peak() == "1"
