@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvtool.errors import usage_error
 from kvtool.pool import Pool
 from kvtool.run import Row
 from kvtool.traffic import Traffic, all_requests, one_by_one
@@ -178,13 +177,6 @@ def _measure_forks(case: Case, progress: Progress) -> Measured:
     """The paged allocator where requests share blocks: forks with copy-on-write."""
     from kvtool.sim.forks import Forks
 
-    settings = case.settings
-    if case.shared_prefix > settings.num_slots:
-        raise usage_error(
-            f"--shared-prefix {case.shared_prefix:,} does not fit into the pool of "
-            f"{settings.num_slots:,} tokens",
-            "shorten it, or make the pool larger",
-        )
     requests = all_requests(case.traffic)
     forks = Forks(
         requests,

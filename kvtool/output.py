@@ -194,7 +194,11 @@ def format_of(path: Path) -> str:
 def check_file(path: Path) -> None:
     """Refuse at once what would fail after the work: suffix, folder, matplotlib."""
     format = format_of(path)
-    if path.is_dir():
+    try:
+        is_folder = path.is_dir()
+    except OSError as error:  # a name that is too long, a folder that may not be searched
+        raise write_error(error, str(path)) from error
+    if is_folder:
         raise write_error(OSError(errno.EISDIR, ""), str(path))
     if os.path.lexists(path) and not path.is_file():
         raise KvtoolError(

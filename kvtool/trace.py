@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
-from kvtool.errors import KvtoolError, did_you_mean
+from kvtool.errors import KvtoolError, did_you_mean, usage_error
 from kvtool.requests import Requests
 from kvtool.trace_formats import (
     FORMATS,
@@ -60,7 +60,7 @@ def read_trace(place: str, *, format: str | None = None, stdin: BinaryIO | None 
     Without a format the columns tell it.
     """
     if format is not None and format not in FORMATS:
-        raise trace_error(
+        raise usage_error(
             f"no format of traces is called {shown(format)}",
             f"the formats are {', '.join(FORMATS)}.{did_you_mean(format, FORMATS)}",
         )

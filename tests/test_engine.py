@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -508,3 +510,23 @@ def test_machine_code_is_made_anew_when_a_part_of_it_changes(tmp_path: Path) -> 
     assert "run.running >= run.max_running" in text
     part.write_text(text.replace("run.running >= run.max_running", "run.running >= 1"), "utf-8")
     assert peak() == "1"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", ["*.nbi", "*.nbc"])
+@pytest.mark.parametrize("size", [0, 100])
+def test_damaged_machine_code_is_made_anew(tmp_path: Path, suffix: str, size: int) -> None:
+    command = [sys.executable, "-m", "kvtool", "fragment", "--num-requests", "9", "--json", "-q"]
+    environ = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+
+    def rows() -> object:
+        done = subprocess.run(command, env=environ, capture_output=True, timeout=120, check=True)
+        return json.loads(done.stdout)["rows"]
+
+    first = rows()
+    files = list(tmp_path.rglob(suffix))
+    assert files
+    for file in files:
+        os.truncate(file, size)
+    assert rows() == first
+    assert rows() == first

@@ -205,6 +205,30 @@ def test_usage_errors_are_two_lines(
     assert says in ran.err
 
 
+def test_a_file_that_is_read_is_not_written_over(
+    kvtool: Callable[..., Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "lens.csv"
+    path.write_text("100,200\n300,400\n")
+    ran = kvtool("fragment", "--output-dist", f"empirical:{path}", "-o", str(path))
+    assert ran.code == 2
+    assert path.read_text() == "100,200\n300,400\n"
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+def test_numbers_that_are_none_are_refused_in_json_too(
+    kvtool: Callable[..., Any], number: str
+) -> None:
+    ran = kvtool("fragment", "--prompt-mean", number, "--json")
+    assert ran.code == 2
+    assert ran.json["params"]["prompt_mean"] == number
+
+
+def test_a_row_for_each_pool_though_blocks_make_them_alike(rows: Callable[..., Any]) -> None:
+    found = rows("--num-requests", "50", "--pool-tokens", "16000,16001", "--allocator", "paged")
+    assert [row["num_blocks"] for row in found] == [1000, 1000]
+
+
 def test_a_model_whose_tokens_differ_is_refused(kvtool: Callable[..., Any]) -> None:
     ran = kvtool("fragment", "--model", "gemma-3-27b", "--kv-memory", "10GiB")
     assert ran.code == 1

@@ -452,7 +452,7 @@ def test_what_binds_is_named() -> None:
         (["--per-step", "in.jsonl"], "it is the file that is read", 2),
         (["-o", "in.jsonl"], "it is the file that is read", 2),
         (["-o", "x.png"], "has no chart to draw", 2),
-        (["--trace-format", "azur"], "no format of traces is called 'azur'", 1),
+        (["--trace-format", "azur"], "no format of traces is called 'azur'", 2),
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_refused_before_it_costs_anything(

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvtool.errors import KvtoolError
+from kvtool.errors import USAGE, KvtoolError
 from kvtool.trace import FORMATS, Trace, read_trace
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
@@ -426,7 +426,10 @@ def test_a_named_format_is_kept_to() -> None:
 
 
 def test_an_unknown_format_is_answered_with_the_near_ones() -> None:
-    error = refused(AZURE, "mooncake2")
+    with pytest.raises(KvtoolError) as caught:
+        read(AZURE, "mooncake2")
+    error = caught.value
+    assert error.exit_code == USAGE
     assert error.message == "no format of traces is called 'mooncake2'"
     assert error.hint.endswith("kvtool. Did you mean mooncake?")
 

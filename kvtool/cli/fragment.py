@@ -85,14 +85,15 @@ def fragment(
     given: dict[str, Any] = {k: v for k, v in locals().items() if k not in _NOT_ASKED}
     out = output_from(format, json, output, quiet, verbose)
     from kvtool.cli.fragment_run import cases_of, check_picture, films_of, run_cases
-    from kvtool.cli.fragment_words import resolved, traffics_of
+    from kvtool.cli.fragment_words import check_numbers, files_in, params_of, resolved, traffics_of
     from kvtool.output import PICTURES, check_not_read
     from kvtool.run import Run
     from kvtool.view.fragment import view
 
     drawn = output is not None and output.suffix.lower() in PICTURES
-    check_not_read(output, [one for one in (trace, model) if one])
+    check_not_read(output, files_in(given))
     try:
+        check_numbers(given)
         traffics = traffics_of(given)
         grid = s.scheduler_grid(resolved(given, traffics))
         cases, notes = cases_of(given, traffics, grid)
@@ -100,14 +101,14 @@ def fragment(
             check_picture(cases)
         measured, stopped = run_cases(cases, out)
     except KvtoolError as error:
-        error.params = given
+        error.params = params_of(given)
         raise
-    films = films_of(cases, measured, stopped is None) if drawn else []
+    films, stopped = films_of(cases, measured, stopped) if drawn else ([], stopped)
     if any(not film.series and film.regions is None for film in films):
         notes.append(BARS_ALONE)
     run = Run(
         command="fragment",
-        params=given,
+        params=params_of(given),
         rows=tuple(one.row for one in measured),
         notes=(*traffics.notes, *notes),
     )

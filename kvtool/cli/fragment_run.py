@@ -13,6 +13,7 @@ from kvtool.errors import INTERRUPTED, KvtoolError, usage_error
 from kvtool.fragment import Case, Measured, measure
 from kvtool.output import Output
 from kvtool.pool import Pool
+from kvtool.run import Row
 from kvtool.sim.engine import compiles
 from kvtool.sim.memory import ALLOCATORS, BUDDY, CONTIGUOUS, PAGED, PLACEMENTS
 from kvtool.sim.settings import RECOMPUTE, SWAP, Settings
@@ -24,6 +25,8 @@ from kvtool.view.fragment import SHARES, Film
 MOST_CASES = 1_000
 MOST_FILMS, MOST_BARS = 12, 100
 MOST_SLOTS = 2**40
+MOST_LISTED = 2**20
+"""Blocks that may be listed one by one: where they are shared, and in a map."""
 MOST_SAMPLES = 10**7
 """Samples that share are kept in memory, a number each."""
 
@@ -58,7 +61,7 @@ def cases_of(
             shared_prefix=prefix,
         )
         _check_shares(case)
-        key = (*named, case.settings, count, rate, samples, prefix)
+        key = (*named, case.settings, pool, count, rate, samples, prefix)
         cases.setdefault(key, case)
     return list(cases.values()), notes + _said(given, cases.values())
 
@@ -95,6 +98,17 @@ def _check_shares(case: Case) -> None:
             f"{count:,} samples that share are too many",
             f"at most {MOST_SAMPLES:,}: lower --num-requests or --n",
         )
+    if case.allocator == PAGED and case.shared_prefix > settings.num_slots:
+        raise usage_error(
+            f"--shared-prefix {case.shared_prefix:,} does not fit into the pool of "
+            f"{settings.num_slots:,} tokens",
+            "shorten it, or make the pool larger",
+        )
+    if case.allocator == PAGED and settings.num_blocks > MOST_LISTED:
+        raise usage_error(
+            f"blocks that are shared are listed one by one, and {settings.num_blocks:,} are too many",
+            f"make the pool smaller than {MOST_LISTED:,} blocks, or the blocks larger",
+        )
     if settings.preemption == SWAP:
         raise usage_error(
             "--preemption swap: what is shared is computed anew here, never swapped",
@@ -103,18 +117,24 @@ def _check_shares(case: Case) -> None:
 
 
 def run_cases(cases: Sequence[Case], out: Output) -> tuple[list[Measured], KvtoolError | None]:
-    """The rows, and the interruption that ended them early if there was one."""
+    """The rows, and what ended them early: an interruption, or the error of a later row."""
     if compiles():
         out.aside("compiling the simulator, once on this machine: about 5 s")
     measured: list[Measured] = []
     for case in cases:
         forked = case.shares and case.allocator == PAGED  # told of requests, not of samples
         count = case.traffic.num_requests * (1 if forked else case.samples)
-        with out.progress(f"{case.allocator} {case.placement or ''}", count) as advance:
-            one = measure(case, advance)
-        measured.append(one)
-        if one.interrupted:
-            return measured, _interrupted(len(measured), len(cases), one)
+        try:
+            with out.progress(f"{case.allocator} {case.placement or ''}", count) as advance:
+                measured.append(measure(case, advance))
+        except KeyboardInterrupt:  # while its requests were made
+            return measured, _interrupted(len(measured), len(cases))
+        except KvtoolError as error:
+            if not measured:
+                raise
+            return measured, error
+        if measured[-1].interrupted:
+            return measured, _interrupted(len(measured), len(cases), measured[-1].row)
     return measured, None
 
 
@@ -127,23 +147,27 @@ def check_picture(cases: Sequence[Case]) -> None:
         )
 
 
-def films_of(cases: Sequence[Case], measured: Sequence[Measured], whole: bool) -> list[Film]:
+def films_of(
+    cases: Sequence[Case], measured: Sequence[Measured], stopped: KvtoolError | None
+) -> tuple[list[Film], KvtoolError | None]:
     """What the picture shows of each row: the shares over time, and a map of the pool.
 
     Of many rows only the bars: a panel for each would be a picture of metres. So too of a run that
     was interrupted, which wants to end.
     """
-    if len(cases) > MOST_FILMS or not whole:
-        return [Film() for _ in measured]
-    return [
-        Film(
-            series=tuple(
-                (sums.steps, tuple(sums.share(name) for name in SHARES)) for sums in one.series
-            ),
-            regions=None if case.shares and case.allocator == PAGED else _regions(case),
-        )
-        for case, one in zip(cases, measured, strict=False)
-    ]
+    bars = [Film() for _ in measured]
+    if len(cases) > MOST_FILMS or stopped is not None:
+        return bars, stopped
+    try:
+        return [_film(case, one) for case, one in zip(cases, measured, strict=True)], None
+    except KeyboardInterrupt:
+        return bars, _interrupted(len(measured), len(cases))
+
+
+def _film(case: Case, one: Measured) -> Film:
+    shares = tuple((sums.steps, tuple(map(sums.share, SHARES))) for sums in one.series)
+    listed = case.allocator == PAGED and (case.shares or case.settings.num_blocks > MOST_LISTED)
+    return Film(series=shares, regions=None if listed else _regions(case))
 
 
 def _regions(case: Case) -> tuple[tuple[int, int, int, int], ...]:
@@ -209,12 +233,17 @@ def _said(given: Mapping[str, Any], cases: Iterable[Case]) -> list[str]:
     return said + [f"{option} changes nothing here" for option, true in idle.items() if true]
 
 
-def _interrupted(rows: int, asked: int, last: Measured) -> KvtoolError:
-    row = last.row
+def _interrupted(rows: int, asked: int, last: Row | None = None) -> KvtoolError:
+    """Ctrl-C: in a row that is there as far as it came, or between two."""
+    where = f"after {rows:,} of {asked:,} rows"
+    if last is not None:
+        where = (
+            f"in row {rows:,} of {asked:,}, after {last['completed'] + last['rejected']:,} of its "
+        )
+        where += f"{last['requests']:,} requests"
     return KvtoolError(
-        f"interrupted in row {rows} of {asked}, after {row['completed'] + row['rejected']:,} of its "
-        f"{row['requests']:,} requests",
-        "what was done so far is above, the last row up to there; run again for the rest",
+        f"interrupted {where}",
+        "what was done so far is above; run again for the rest",
         code="interrupted",
         exit_code=INTERRUPTED,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -172,6 +173,29 @@ def _longest(given: Mapping[str, Any], preset: WorkloadPreset | None, trace: Tra
         return LONGEST
     most = int((trace.requests.prompt_tokens + trace.requests.output_tokens).max())
     return min(LONGEST_OF_TRACE, max(LONGEST, 1 << max(0, most - 1).bit_length()))
+
+
+def check_numbers(given: Mapping[str, Any]) -> None:
+    """Refuse numbers that are none."""
+    for name, value in given.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            flag = f"--{name.replace('_', '-')}"
+            raise usage_error(f"{flag}: {value} is no number of anything", f"give {flag} a number")
+
+
+def params_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as they were typed, in JSON's terms."""
+    return {
+        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in given.items()
+    }
+
+
+def files_in(given: Mapping[str, Any]) -> list[str]:
+    """The files that a run reads."""
+    named = [given[name] for name in ("trace", "model") if given[name]]
+    specs = [given[name] for name in DISTS if given[name]]
+    return named + [spec.partition(":")[2] for spec in specs if spec.startswith("empirical:")]
 
 
 def resolved(given: Mapping[str, Any], traffics: Traffics) -> dict[str, Any]:

@@ -165,10 +165,10 @@ def _run(given: Mapping[str, Any], grid: list[Settings], trace: Trace, out: Outp
 
     for text in (*_notes_of_trace(trace), *_notes_of_pools(grid)):
         out.note(text)
-    rows, last = _rows(given, grid, trace, out)
+    rows, last, failed = _rows(given, grid, trace, out)
     if last.interrupted:
-        failed: KvtoolError | None = _interrupted(rows, len(grid), out)
-    else:
+        failed = _interrupted(rows, len(grid), out)
+    elif failed is None:
         failed = _write_files(given, last, out)
     run = Run(command="simulate", params=_params(given), rows=tuple(rows))
     out.emit(run, view(run), failed=failed)
@@ -198,8 +198,8 @@ def _notes_of_pools(grid: list[Settings]) -> list[str]:
 
 def _rows(
     given: Mapping[str, Any], grid: list[Settings], trace: Trace, out: Output
-) -> tuple[list[Row], Replay]:
-    """A row for each of the settings, until an interrupt; and the last replay."""
+) -> tuple[list[Row], Replay, KvtoolError | None]:
+    """A row for each of the settings until an interrupt or an error; the last replay; that error."""
     from kvtool.sim.engine import compiles
     from kvtool.sim.replay import has_dependent, replay
     from kvtool.simulate import notes_of, row_of
@@ -209,9 +209,16 @@ def _rows(
         out.aside("compiling the simulator, once on this machine: about 5 s")
     rows: list[Row] = []
     told: dict[str, list[int]] = {}
+    failed: KvtoolError | None = None
     with out.progress("simulating", total=len(requests) * len(grid)) as advance:
         for settings in grid:
-            found = replay(requests, settings, advance)
+            try:
+                found = replay(requests, settings, advance)
+            except KvtoolError as error:
+                if not rows:
+                    raise
+                failed = error
+                break
             row = {"trace": trace.name, **row_of(found, requests, settings)}
             rows.append({**row, "finish_by": given["finish_by"]})
             for text in notes_of(row, interrupted=found.interrupted):
@@ -220,7 +227,7 @@ def _rows(
                 break
     for text, numbers in told.items():
         out.note(text + _of_rows(numbers, len(rows)))
-    return rows, found
+    return rows, found, failed
 
 
 def _of_rows(numbers: list[int], count: int) -> str:
@@ -259,4 +266,11 @@ def _write_files(given: Mapping[str, Any], found: Replay, out: Output) -> Kvtool
                 out.aside(f"written to {given[name]}")
     except KvtoolError as error:
         return error
+    except KeyboardInterrupt:
+        return KvtoolError(
+            "interrupted while --per-request and --per-step were written",
+            "the row is whole; a file that is there is whole too, run again for the other",
+            code="interrupted",
+            exit_code=INTERRUPTED,
+        )
     return None

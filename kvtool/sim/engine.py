@@ -16,8 +16,10 @@ from kvtool.sim.settings import ABORT_HEAD, REJECTED, UNFINISHED, Settings
 from kvtool.sim.state import NONE, POINTS, QUEUE, SUMS, Records, State, new_state, records
 from kvtool.sim.totals import Sums, Totals, warm_up_of
 
-STEPS_AT_ONCE = 1 << 20
+STEPS_AT_ONCE = 1 << 17
 """Steps between two looks at the keyboard and at the progress bar."""
+MOST_RECORDED = 1 << 25
+"""Steps that are kept: 80 bytes each."""
 Progress = Callable[[int], None]
 """Told how many requests have ended since it was last told."""
 
@@ -81,6 +83,12 @@ class Engine:
                 raise clock_is_full()
             if code == kernel.ALL_DONE:
                 return
+            if self.recorded and run.step > MOST_RECORDED:
+                raise KvtoolError(
+                    f"the run takes more than {MOST_RECORDED:,} steps, and each is kept",
+                    "give it fewer or shorter requests; kvtool fragment runs them without keeping",
+                    code="too_large",
+                )
             if code == kernel.MORE_REQUESTS and following is not None:
                 queue = np.concatenate([queue[run.head :], following]).view(np.recarray)
                 run.arrived -= run.head

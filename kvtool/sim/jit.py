@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,8 +28,9 @@ def compiled(function: _Function) -> _Function:
     """Compile when first called and keep the machine code on disk, where there is a place for it."""
     try:
         made = _njit(cache=True, no_cfunc_wrapper=True, **_OPTIONS)(function)
-        # numba looks at the function's own file alone; its parts stand in the others.
-        made._cache._cache_file._source_stamp = _sources()
+        cache = getattr(made, "_cache", None)
+        if cache is not None:  # as it is where NUMBA_DISABLE_JIT says so
+            _make_careful(cache)
         return made
     except RuntimeError:  # neither the package's folder nor the user's cache can be written
         return _njit(no_cfunc_wrapper=True, **_OPTIONS)(function)
@@ -40,6 +42,27 @@ def part(function: _Function) -> _Function:
     """
     flags = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "forceinline": True}
     return _njit(**flags, **_OPTIONS)(function)
+
+
+def _make_careful(cache: Any) -> None:
+    """Machine code on disk is a help, never a condition: what is damaged there is made anew."""
+    # numba looks at the function's own file alone; its parts stand in the others.
+    cache._cache_file._source_stamp = _sources()
+    load, save = cache.load_overload, cache.save_overload
+
+    def load_or_forget(*arguments: Any) -> Any:
+        try:
+            return load(*arguments)
+        except Exception:  # noqa: BLE001 - whatever a damaged file makes pickle raise
+            with suppress(OSError):
+                Path(cache._cache_file._index_path).unlink(missing_ok=True)
+            return None
+
+    def save_if_possible(*arguments: Any) -> None:
+        with suppress(OSError):  # a full disk, a quota
+            save(*arguments)
+
+    cache.load_overload, cache.save_overload = load_or_forget, save_if_possible
 
 
 def _sources() -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvtool.errors import KvtoolError
 from kvtool.requests import Requests
 from kvtool.sim.engine import Engine, clock_is_full
 from kvtool.sim.memory import Paged, Request
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 Progress = Callable[[int], None]
 """Told how many requests have ended since it was last told."""
 
+MOST_LISTED = 1 << 22
+"""Blocks that the plain scheduler may list one by one."""
 OUTCOMES = (
     "admit_step", "first_token_step", "finish_step", "first_token_ns", "finish_ns",
     "num_preemptions", "generated", "status",
@@ -128,6 +131,12 @@ class TimedScheduler(Scheduler):
 
 def _run_plain(requests: Requests, settings: Settings, progress: Progress) -> Replay:
     """By the plain scheduler, which knows requests that wait for others."""
+    if settings.num_blocks > MOST_LISTED:
+        raise KvtoolError(
+            f"requests that wait for each other are run with at most {MOST_LISTED:,} blocks",
+            "give fewer --num-blocks, or larger blocks",
+            code="too_large",
+        )
     scheduler = TimedScheduler(requests, settings, progress)
     interrupted = False
     try:

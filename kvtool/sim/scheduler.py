@@ -104,9 +104,13 @@ class Scheduler:
         self.arrivals = [entry for entry in self.arrivals if entry[0] >= 0]
         heapq.heapify(self.arrivals)
 
-    def run(self, *, until_ended: int | None = None) -> Result:
-        """Schedule until nothing is left or can go on, or so many requests have ended."""
-        while not self.result.stopped and (until_ended is None or self.num_ended < until_ended):
+    def run(self, *, until_ended: int | None = None, most_steps: int | None = None) -> Result:
+        """Schedule until nothing is left or can go on, so many have ended or steps are made."""
+        while not self.result.stopped:
+            if until_ended is not None and self.num_ended >= until_ended:
+                break
+            if most_steps is not None and len(self.result.steps) >= most_steps:
+                break
             self._arrive()
             if not self.waiting and not self.running:
                 if not self.arrivals:

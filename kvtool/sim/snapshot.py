@@ -15,8 +15,8 @@ from kvtool.sim.scheduler import Scheduler
 from kvtool.sim.settings import Settings
 from kvtool.sim.static_batch import StaticBatches
 
-MOST_REQUESTS, MOST_ENDED = 2_000, 200
-"""Requests that are looked at, and how many of them have ended when the map is drawn."""
+MOST_REQUESTS, MOST_ENDED, MOST_STEPS = 2_000, 200, 20_000
+"""Requests that are looked at; how many of them have ended, or steps been made, in the map."""
 
 
 class Region(NamedTuple):
@@ -36,7 +36,8 @@ def memory_map(
         return _of_batch(settings, requests)
     store = memory(allocator, placement, settings)
     scheduler = Scheduler(requests, settings, store)
-    scheduler.run(until_ended=min(MOST_ENDED, max(1, len(requests) // 10)))
+    ended = min(MOST_ENDED, max(1, len(requests) // 10))
+    scheduler.run(until_ended=ended, most_steps=MOST_STEPS)
     regions = []
     for owner, request in enumerate(scheduler.running):
         if isinstance(store, Paged):

@@ -142,7 +142,7 @@ def _verdict(paged: Row | None, other: Row | None, group: Sequence[Row]) -> str:
         "grow": "growing regions keep",
         "oracle": "even knowing the output keeps",
     }
-    if not any(row["completed"] for row in group):
+    if not any(row["completed"] for row in group) and not any(r["interrupted"] for r in group):
         return "no request could be served."
     if paged is None:
         best = max(group, key=lambda row: row["token_share"])
