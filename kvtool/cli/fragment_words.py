@@ -26,6 +26,7 @@ LONGEST, LONGEST_OF_TRACE = 2048, 2**20
 BLOCK_SIZE = 16
 PAPER_SLOTS, LONGEST_IN_POOL = 15_728, 8
 """The default pool: what OPT-13B has in 12 GiB (vLLM paper, table 1), or so many longest requests."""
+LARGEST_POOL = 2**40
 MOST_REQUESTS = 10**9
 DISTS = ("dist", "prompt_dist", "output_dist")
 OF_LENGTHS = ("prompt_mean", "output_mean", "prompt_cap", "output_cap")
@@ -251,7 +252,11 @@ def _default_pool(traffics: Traffics) -> int:
         return traffics.preset.pool_tokens
     typed = traffics.given["max_model_len"]
     longest = [traffics.longest] if typed is None else parse_counts(typed, name="--max-model-len")
-    return PAPER_SLOTS if max(longest) <= LONGEST else LONGEST_IN_POOL * max(longest)
+    return (
+        PAPER_SLOTS
+        if max(longest) <= LONGEST
+        else min(LARGEST_POOL, LONGEST_IN_POOL * max(longest))
+    )
 
 
 def _listed(typed: str | None, name: str) -> list[int]:
