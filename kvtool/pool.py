@@ -12,8 +12,9 @@ from kvtool.units import parse_count
 if TYPE_CHECKING:
     from kvtool.config import LoadedConfig
 
-__all__ = ["Pool", "pool_of"]
-
+PAPER_SLOTS, PAPER_LONGEST = 15_728, 2048
+"""Of OPT-13B in 12 GiB, and its longest request (vLLM paper, table 1 and section 6.1)."""
+LONGEST_IN_POOL, LARGEST = 8, 2**40
 USUAL = {"--kv-dtype": "auto", "--tp": "1"}
 """What asks for nothing."""
 WAYS = (
@@ -147,3 +148,10 @@ def _counted(way: str, typed: int | str | None, notes: tuple[str, ...]) -> Pool:
     if way == "--num-blocks":
         return Pool(blocks=count, source=f"{count:,} blocks ({way})", notes=notes)
     return Pool(tokens=count, source=f"{count:,} tokens ({way})", notes=notes)
+
+
+def default_tokens(longest: int) -> int:
+    """The pool if nobody says: the vLLM paper's, or room for eight requests longer than its own."""
+    if longest <= PAPER_LONGEST:
+        return PAPER_SLOTS
+    return min(LARGEST, LONGEST_IN_POOL * longest)

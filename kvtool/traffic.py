@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     Column = NDArray[np.int64]
 
 SATURATED, AS_TRACED = "saturated", "trace"
+LONGEST, LONGEST_OF_TRACE = 2048, 2**20
+"""max_model_len if nobody says, and the most that a trace's requests make of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,12 @@ def traced_traffic(trace: Trace, rate: str, seed: int) -> Traffic:
         made={"seed": seed} if rate not in (SATURATED, AS_TRACED) else {},
         source=lambda: _pieces(requests),
     )
+
+
+def room_for_longest(trace: Trace) -> int:
+    """A max_model_len for a trace: the power of two that holds its longest request."""
+    most = int((trace.requests.prompt_tokens + trace.requests.output_tokens).max())
+    return min(LONGEST_OF_TRACE, max(LONGEST, 1 << max(0, most - 1).bit_length()))
 
 
 def rate_of(rate: str) -> float | None:

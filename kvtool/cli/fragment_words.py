@@ -12,9 +12,9 @@ from kvtool import catalog
 from kvtool.catalog import WorkloadPreset
 from kvtool.errors import did_you_mean, usage_error
 from kvtool.lengths import Lengths, parse_lengths
-from kvtool.pool import Pool, pool_of
+from kvtool.pool import LONGEST_IN_POOL, PAPER_SLOTS, Pool, default_tokens, pool_of
 from kvtool.trace import Trace, read_trace
-from kvtool.traffic import Traffic, made_traffic, traced_traffic
+from kvtool.traffic import LONGEST, Traffic, made_traffic, room_for_longest, traced_traffic
 from kvtool.units import parse_count, parse_counts
 from kvtool.workload import Workload
 
@@ -22,11 +22,7 @@ DEFAULT_WORKLOAD, DEFAULT_REQUESTS = "chat", 10_000
 MEANS = {"prompt": 161.31, "output": 337.99}
 """Of ShareGPT: vLLM paper, section 6.1."""
 CAP = 1024
-LONGEST, LONGEST_OF_TRACE = 2048, 2**20
 BLOCK_SIZE = 16
-PAPER_SLOTS, LONGEST_IN_POOL = 15_728, 8
-"""The default pool: what OPT-13B has in 12 GiB (vLLM paper, table 1), or so many longest requests."""
-LARGEST_POOL = 2**40
 MOST_REQUESTS = 10**9
 DISTS = ("dist", "prompt_dist", "output_dist")
 OF_LENGTHS = ("prompt_mean", "output_mean", "prompt_cap", "output_cap")
@@ -170,10 +166,7 @@ def _longest(given: Mapping[str, Any], preset: WorkloadPreset | None, trace: Tra
         longest = read_model(_load(given["model"]).config, table).max_context
         if longest is not None:
             return longest
-    if trace is None:
-        return LONGEST
-    most = int((trace.requests.prompt_tokens + trace.requests.output_tokens).max())
-    return min(LONGEST_OF_TRACE, max(LONGEST, 1 << max(0, most - 1).bit_length()))
+    return LONGEST if trace is None else room_for_longest(trace)
 
 
 def check_numbers(given: Mapping[str, Any]) -> None:
@@ -252,11 +245,7 @@ def _default_pool(traffics: Traffics) -> int:
         return traffics.preset.pool_tokens
     typed = traffics.given["max_model_len"]
     longest = [traffics.longest] if typed is None else parse_counts(typed, name="--max-model-len")
-    return (
-        PAPER_SLOTS
-        if max(longest) <= LONGEST
-        else min(LARGEST_POOL, LONGEST_IN_POOL * max(longest))
-    )
+    return default_tokens(max(longest))
 
 
 def _listed(typed: str | None, name: str) -> list[int]:
