@@ -298,6 +298,8 @@ def dates() -> Read:
         if zoned != (zone is not None):
             raise CellError(f"has {'no' if zoned else 'a'} time zone, unlike the lines before it")
         if zone and zone != "Z":
+            if int(zone[1:3]) > 14 or int(zone[-2:]) > 59:
+                raise CellError("has a time zone that does not exist")
             sign = -1 if zone[0] == "+" else 1
             seconds += sign * (int(zone[1:3]) * 3600 + int(zone[-2:]) * 60)
         time = seconds * 10**9 + (int(fraction.ljust(9, "0")) if fraction else 0)

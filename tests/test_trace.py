@@ -425,6 +425,13 @@ def test_a_named_format_is_kept_to() -> None:
     assert lists(read(AZURE, "lengths")) == COLUMNS["azure"]
 
 
+def test_a_time_zone_exists() -> None:
+    text = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46{},374,44\n"
+    assert len(read(text.format("+05:30")).requests) == 1
+    for zone in ("+99:99", "-15:00", "+05:60"):
+        assert "a time zone that does not exist" in refused(text.format(zone)).message
+
+
 def test_an_unknown_format_is_answered_with_the_near_ones() -> None:
     with pytest.raises(KvtoolError) as caught:
         read(AZURE, "mooncake2")
