@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvtool.pool import Pool
+from kvtool.requests import SECOND_NS
 from kvtool.run import Row
 from kvtool.traffic import Traffic, all_requests, one_by_one
 
@@ -66,7 +67,7 @@ def measure(case: Case, progress: Progress) -> Measured:
         "swapped_blocks": totals.swapped_blocks,
         "copied_tokens": totals.copied_tokens,
         "steps": totals.steps,
-        "end_s": totals.end_ns / 1e9,
+        "end_s": totals.end_ns / SECOND_NS,
         "interrupted": totals.interrupted,
         **_of_sums(case, sums, whole_run=totals.window.steps == 0),
         **_waiting(case, sums),
@@ -221,7 +222,7 @@ def _fork_row(case: Case, result: ForkResult, interrupted: bool) -> Row:
         "swapped_blocks": 0,
         "copied_tokens": 0,
         "steps": result.steps,
-        "end_s": result.end_ns / 1e9,
+        "end_s": result.end_ns / SECOND_NS,
         "interrupted": interrupted,
         **_of_sums(case, sums, whole_run=result.whole_run),
         "peak_batch": result.peak_running,

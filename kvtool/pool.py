@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvtool.errors import usage_error
@@ -96,16 +96,7 @@ def pool_of(
         tp=tp,
     )
     notes = () if gpu is not None else _ignored(way, on_gpu)
-    return Pool(
-        tokens=fit.tokens,
-        kv_bytes=fit.kv_bytes,
-        bytes_per_token=fit.bytes_per_token,
-        model=fit.model,
-        gpu=fit.gpu,
-        tp=fit.tp,
-        source=fit.source,
-        notes=(*notes, *fit.notes),
-    )
+    return Pool(**asdict(replace(fit, notes=(*notes, *fit.notes))))
 
 
 def _way(ways: dict[str, object], model: str | None) -> str:

@@ -46,6 +46,12 @@ class Requests:
         """The first so many requests."""
         return Requests(**{name: column[:count] for name, column in self.columns().items()})
 
+    def in_order(self) -> Requests:
+        """The requests by arrival, those of one time by index."""
+        import numpy as np
+
+        return self.take(np.argsort(self.arrival_ns, kind="stable"))
+
     def take(self, index: Column) -> Requests:
         """The requests at these places, in this order."""
         return Requests(**{name: column[index] for name, column in self.columns().items()})

@@ -184,16 +184,11 @@ def _nothing(lines: Lines, line: int) -> KvtoolError:
 
 
 def _sorted(arrival_ns: Column, prompt_tokens: Column, output_tokens: Column) -> Requests:
-    import numpy as np
-
-    requests = Requests(
+    return Requests(
         arrival_ns=arrival_ns - arrival_ns.min(),
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
-    )
-    if (np.diff(arrival_ns) < 0).any():
-        requests = requests.take(np.argsort(arrival_ns, kind="stable"))
-    return requests
+    ).in_order()
 
 
 def _numpy(column: array[int]) -> Column:

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvtool.errors import usage_error
-from kvtool.requests import SECOND_NS, Requests
+from kvtool.requests import Requests
 from kvtool.trace import Trace
-from kvtool.workload import CHUNK, MAX_RUN_S, Workload, chunks
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Column = NDArray[np.int64]
+from kvtool.workload import CHUNK, Workload, check_span, chunks, poisson_arrivals
 
 SATURATED, AS_TRACED = "saturated", "trace"
 LONGEST, LONGEST_OF_TRACE = 2048, 2**20
@@ -75,9 +69,12 @@ def traced_traffic(trace: Trace, rate: str, seed: int) -> Traffic:
             f"--rate trace: {trace.name} has no time stamps", "give --rate saturated or a number"
         )
     if rate == AS_TRACED:
-        requests = requests.take(np.argsort(requests.arrival_ns, kind="stable"))
+        requests = requests.in_order()
     else:
-        arrivals = _poisson(len(requests), rate_of(rate), seed)
+        a_second = rate_of(rate)
+        check_span(len(requests), a_second, "raise the --rate")
+        rng = np.random.default_rng(seed)
+        arrivals = poisson_arrivals(rng, len(requests), a_second)
         requests = replace(requests, arrival_ns=arrivals)
     return Traffic(
         name=trace.name,
@@ -136,16 +133,3 @@ def _pieces(requests: Requests) -> Iterator[Requests]:
 
     for start in range(0, len(requests), CHUNK):
         yield requests.take(np.arange(start, min(start + CHUNK, len(requests))))
-
-
-def _poisson(count: int, rate: float | None, seed: int) -> Column:
-    import numpy as np
-
-    if rate is None:
-        return np.zeros(count, dtype=np.int64)
-    if count > rate * MAX_RUN_S:
-        raise usage_error(
-            f"{count:,} requests at {rate:g} a second take more than 4 years", "raise the --rate"
-        )
-    gaps = np.random.default_rng(seed).standard_exponential(count) * (SECOND_NS / rate)
-    return np.cumsum(np.rint(gaps).astype(np.int64))

@@ -34,17 +34,25 @@ class Workload:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.rate is not None and not self.num_requests <= self.rate * MAX_RUN_S:
-            raise usage_error(
-                f"{self.num_requests:,} requests at {self.rate:g} a second take more than 4 years",
-                "raise the rate, or leave it out: then all requests are there at the start",
-            )
+        check_span(
+            self.num_requests,
+            self.rate,
+            "raise the rate, or leave it out: then all requests are there at the start",
+        )
 
     @property
     def paired(self) -> bool:
         """Both lengths are columns of one file: they are drawn row by row, which keeps what a
         prompt's length says of its output's."""
         return self.prompt.num_columns == 2 and self.prompt.spec == self.output.spec
+
+
+def check_span(num_requests: int, rate: float | None, hint: str) -> None:
+    """Refuse arrivals that go on for longer than a clock in nanoseconds has room for."""
+    if rate is not None and not num_requests <= rate * MAX_RUN_S:
+        raise usage_error(
+            f"{num_requests:,} requests at {rate:g} a second take more than 4 years", hint
+        )
 
 
 def chunks(workload: Workload, size: int = CHUNK) -> Iterator[Requests]:
@@ -59,7 +67,7 @@ def chunks(workload: Workload, size: int = CHUNK) -> Iterator[Requests]:
     clock = 0
     for start in range(0, workload.num_requests, size):
         count = min(size, workload.num_requests - start)
-        arrival_ns = _arrivals(gaps, count, workload.rate, clock)
+        arrival_ns = poisson_arrivals(gaps, count, workload.rate, clock)
         clock = int(arrival_ns[-1])
         yield Requests(
             arrival_ns=arrival_ns,
@@ -68,7 +76,7 @@ def chunks(workload: Workload, size: int = CHUNK) -> Iterator[Requests]:
         )
 
 
-def _arrivals(rng: Generator, count: int, rate: float | None, clock: int) -> Column:
+def poisson_arrivals(rng: Generator, count: int, rate: float | None, clock: int = 0) -> Column:
     """Sums of exponential gaps, each a whole number of nanoseconds; the first is after one gap."""
     import numpy as np
 

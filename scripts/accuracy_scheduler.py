@@ -99,29 +99,17 @@ def differences(row: Row, outcomes: dict[str, list[int]], steps: dict[str, list[
 
 
 def engine_differences(row: Row) -> list[str]:
-    """What of a row the engine decides otherwise."""
-    import numpy as np
+    """What of a row `kvtool simulate` decides otherwise."""
+    from kvtool.sim.replay import replay
 
-    from kvtool.sim.engine import Engine
-
-    requests, settings = requests_of(row), settings_of(row)
-    order = np.argsort(requests.arrival_ns, kind="stable")
-    engine = Engine(
-        source=[requests.take(order)],
-        num_requests=len(requests),
-        settings=settings,
-        recorded=True,
-    ).run()
-    told = np.empty_like(engine.state.outcomes)
-    told[order] = engine.state.outcomes
-    steps = engine.all_steps()
-    wrong = differences(
-        row,
-        {name: told[name].tolist() for name in told.dtype.names or ()},
-        {name: steps[name].tolist() for name in steps.dtype.names or ()},
-    )
+    settings = settings_of(row)
+    found = replay(requests_of(row), settings)
+    outcomes = {name: column.tolist() for name, column in found.outcomes.items()}
+    steps = {name: column.tolist() for name, column in found.steps.items()}
+    steps["held"] = [blocks * settings.block_size for blocks in steps["used_blocks"]]
+    wrong = differences(row, outcomes, steps)
     preempted = row["truth"]["totals"]["preemptions"]
-    return wrong if engine.totals().preemptions == preempted else [*wrong, "preemptions"]
+    return wrong if found.preemptions == preempted else [*wrong, "preemptions"]
 
 
 def figure_2() -> list[str]:

@@ -15,7 +15,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from kvtool.requests import Requests
-from kvtool.sim.engine import Engine, in_order
+from kvtool.sim.engine import Engine
 from kvtool.sim.memory import CONTIGUOUS, PAGED, PLACEMENTS, Contiguous, Memory, memory
 from kvtool.sim.scheduler import Result, Scheduler, Step
 from kvtool.sim.settings import (
@@ -189,7 +189,7 @@ def run_plain(case: Case) -> Plain:
 def engine(case: Case, source: Iterable[Requests] | None = None, **more: Any) -> Engine:
     """The fast engine on the same requests, in one chunk unless a source is given."""
     return Engine(
-        source=[in_order(case.requests)] if source is None else source,
+        source=[case.requests.in_order()] if source is None else source,
         num_requests=len(case.requests),
         settings=case.settings,
         allocator=case.allocator,

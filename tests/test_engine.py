@@ -38,7 +38,7 @@ from sim_cases import (
 
 from kvtool.requests import Requests
 from kvtool.sim import engine as driver
-from kvtool.sim.engine import Engine, in_order
+from kvtool.sim.engine import Engine
 from kvtool.sim.memory import Contiguous
 from kvtool.sim.placement import Buddy
 from kvtool.sim.scheduler import Scheduler
@@ -117,7 +117,7 @@ def check_tokens(plain: Plain, run: Engine) -> None:
 
 def check_requests(case: Case, run: Engine) -> None:
     """Who came is served in the order of arrival, and what became of everyone is told."""
-    outcomes, order = run.state.outcomes, in_order(case.requests)
+    outcomes, order = run.state.outcomes, case.requests.in_order()
     longest = case.settings.max_model_len
     accepted = (order.prompt_tokens > 0) & (order.prompt_tokens < longest)
     admitted = outcomes["admit_step"][accepted]
@@ -257,7 +257,7 @@ def test_no_requests_are_no_steps(recorded: bool) -> None:
 
 def in_chunks(case: Case, sizes: Sequence[int], *, recorded: bool) -> Engine:
     """The run with its requests cut into chunks."""
-    return engine(case, cut_up(in_order(case.requests), sizes), recorded=recorded).run()
+    return engine(case, cut_up(case.requests.in_order(), sizes), recorded=recorded).run()
 
 
 def plainer(case: Case) -> Case:
@@ -381,7 +381,7 @@ def test_an_interrupt_while_requests_are_read_keeps_what_was_done(chunks: int) -
     )
 
     def source() -> Iterator[Requests]:
-        yield from cut_up(in_order(case.requests), [15] * chunks)[:-1]
+        yield from cut_up(case.requests.in_order(), [15] * chunks)[:-1]
         raise KeyboardInterrupt
 
     totals = engine(case, source()).run().totals()

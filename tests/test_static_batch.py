@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from sim_cases import Case, adds_up, cut_up, requests, without_series
 
 from kvtool.requests import Requests
-from kvtool.sim.engine import in_order
 from kvtool.sim.settings import Settings, StepTime
 from kvtool.sim.static_batch import MOST_POINTS, StaticBatches
 from kvtool.sim.totals import Sums, Totals
@@ -40,7 +39,7 @@ class Twin:
 
     def run(self) -> Totals:
         """All batches of the requests that can be served."""
-        order = in_order(self.case.requests)
+        order = self.case.requests.in_order()
         columns = (order.prompt_tokens, order.output_tokens, order.arrival_ns)
         queue = deque(zip(*(column.tolist() for column in columns), strict=True))
         while self.has_head(queue):
@@ -136,7 +135,7 @@ def kind_of(place: int, prompt: int, output: int, step: int) -> str:
 
 def static(case: Case, source: list[Requests] | None = None, **more) -> StaticBatches:
     """The static batches of a case."""
-    chunks = [in_order(case.requests)] if source is None else source
+    chunks = [case.requests.in_order()] if source is None else source
     count = len(case.requests)
     return StaticBatches(source=chunks, num_requests=count, settings=case.settings, **more).run()
 
@@ -195,7 +194,7 @@ def test_any_run_is_that_of_the_twin_many_times(case: Case) -> None:
 @settings(FEW, max_examples=50)
 @given(case=drawn_cases(), sizes=st.lists(st.integers(0, 4), max_size=20))
 def test_any_cut_into_chunks_gives_the_same_run(case: Case, sizes: list[int]) -> None:
-    parts = static(case, cut_up(in_order(case.requests), sizes))
+    parts = static(case, cut_up(case.requests.in_order(), sizes))
     assert parts.totals() == static(case).totals()
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from kvtool.cli.fragment_words import Traffics, names_in, pools_of
+from kvtool.cli.scheduler_options import MAX_SLOTS, check_rows
 from kvtool.errors import INTERRUPTED, KvtoolError, usage_error
 from kvtool.fragment import Case, Measured, measure
 from kvtool.output import Output
@@ -24,7 +24,6 @@ from kvtool.view.fragment import SHARES, Film
 
 MOST_CASES = 1_000
 MOST_FILMS, MOST_BARS = 12, 100
-MOST_SLOTS = 2**40
 MOST_LISTED = 2**20
 """Blocks that may be listed one by one: where they are shared, and in a map."""
 MOST_SAMPLES = 10**7
@@ -43,12 +42,7 @@ def cases_of(
         traffics.counts, grid, pools, traffics.rates, _samples(given), _prefixes(given),
         _preemptions(given), list(_allocators(given, traffics)),
     )  # fmt: skip
-    asked = math.prod(map(len, lists))
-    if asked > MOST_CASES:
-        raise usage_error(
-            f"{asked:,} rows are too many for one run",
-            f"ask for at most {MOST_CASES:,}: shorter lists, or several runs",
-        )
+    check_rows(lists, MOST_CASES)
     cases: dict[Any, Case] = {}
     for count, limits, pool, rate, samples, prefix, preemption, named in itertools.product(*lists):
         case = Case(
@@ -74,10 +68,10 @@ def _settings(allocator: str, pool: Pool, rules: dict[str, Any]) -> Settings:
     else:
         rules = {**rules, "preemption": RECOMPUTE, "cpu_blocks": 0}
         settings = Settings(num_blocks=pool.num_tokens(size), block_size=1, **rules)
-    if settings.num_slots > MOST_SLOTS:
+    if settings.num_slots > MAX_SLOTS:
         raise usage_error(
             f"a pool of {settings.num_slots:,} tokens is too large",
-            f"at most {MOST_SLOTS:,} (2^40)",
+            f"at most {MAX_SLOTS:,} (2^40)",
         )
     return settings
 

@@ -75,12 +75,11 @@ class Traffics:
         spec = given[own] or given["dist"] or getattr(preset, own)
         usual_cap = getattr(preset, f"{side}_cap") if preset else min(CAP, max(1, longest // 2))
         cap = given[f"{side}_cap"]
-        low, high = f"--{side}-cap", 2**40
         lengths = parse_lengths(
             spec,
             name=f"--{option.replace('_', '-')}",
             mean=given[f"{side}_mean"],
-            cap=usual_cap if cap is None else parse_count(cap, name=low, high=high),
+            cap=usual_cap if cap is None else parse_count(cap, name=f"--{side}-cap"),
             default_mean=(getattr(preset, f"{side}_mean") if preset else None) or MEANS[side],
             column=list(MEANS).index(side),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sized
 from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +20,8 @@ SCHEDULER = "Scheduler"
 MAX_BLOCK_SIZE = 2**16
 MAX_BLOCKS = 2**31
 MAX_SEQS = 2**16
+MAX_SLOTS = 2**40
+"""Tokens of a pool: what sums over its steps have room for."""
 MAX_STEP_NS = 10**12
 MOST_ROWS = 10_000
 ON_STALL = ("abort-head", "stop")
@@ -158,7 +160,7 @@ def scheduler_grid(given: Mapping[str, Any]) -> list[dict[str, Any]]:
     }
     if "watermark" in asked:
         lists["watermark"] = _watermarks(asked["watermark"])
-    check_rows(lists)
+    check_rows(lists.values())
     fixed: dict[str, Any] = {
         name: asked[name]
         for name in ("chunked_prefill", "reserve_full_prompt", "long_prefill_adaptive")
@@ -171,13 +173,13 @@ def scheduler_grid(given: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [fixed | dict(zip(lists, values, strict=True)) for values in product(*lists.values())]
 
 
-def check_rows(lists: Mapping[str, list[Any]]) -> None:
+def check_rows(lists: Iterable[Sized], most: int = MOST_ROWS) -> None:
     """Refuse a product of lists that would run for hours."""
-    rows = math.prod(map(len, lists.values()))
-    if rows > MOST_ROWS:
+    rows = math.prod(map(len, lists))
+    if rows > most:
         raise usage_error(
             f"{rows:,} rows are too many for one run",
-            f"ask for at most {MOST_ROWS:,}: shorter lists, or several runs",
+            f"ask for at most {most:,}: shorter lists, or several runs",
         )
 
 

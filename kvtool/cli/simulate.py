@@ -38,7 +38,6 @@ A line of chat.jsonl: {"arrival_ns": 0, "prompt_tokens": 512, "output_tokens": 1
 """
 
 REQUESTS = "Requests"
-MAX_SLOTS = 2**40
 _NOT_ASKED = ("format", "json", "output", "quiet", "verbose")
 
 RequestsOpt = Annotated[
@@ -142,10 +141,10 @@ def _grid(given: Mapping[str, Any]) -> list[Settings]:
     s.check_modelled(given)
     pools = parse_counts(given["num_blocks"], name="--num-blocks", high=s.MAX_BLOCKS)
     rest = s.scheduler_grid(given)
-    s.check_rows({"num_blocks": pools, "rest": rest})
+    s.check_rows([pools, rest])
     settings = [Settings(num_blocks=pool, **one) for pool in pools for one in rest]
     for one in settings:
-        if one.num_slots > MAX_SLOTS:
+        if one.num_slots > s.MAX_SLOTS:
             raise usage_error(
                 f"{one.num_blocks:,} blocks of {one.block_size:,} tokens are more than 2^40 tokens",
                 "give fewer --num-blocks, or a smaller --block-size",

@@ -6,14 +6,10 @@ from typing import Any
 
 from kvtool.sim.jit import part
 from kvtool.sim.lists import append_running
-from kvtool.sim.memory import ALLOCATORS, SMALLEST_REGION
+from kvtool.sim.memory import SMALLEST_REGION
 from kvtool.sim.regions import place, power_of_two
 from kvtool.sim.settings import NO_MEMORY, NO_SEAT, NO_TOKENS, NOBODY_WAITS
-from kvtool.sim.state import NONE, Lines, Records, Run
-
-PAGED, MAX, POW2, ORACLE, GROW = (
-    ALLOCATORS.index(name) for name in ("paged", "max", "pow2", "oracle", "grow")
-)
+from kvtool.sim.state import MAX, NONE, ORACLE, PAGED, POW2, Lines, Records, Run
 
 
 @part

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from kvtool.sim.admission import PAGED, blocks_for, hold_blocks, new_line
+from kvtool.sim.admission import blocks_for, hold_blocks, new_line
 from kvtool.sim.jit import part
 from kvtool.sim.lists import joins_decoding, leaves_decoding, remove_running
 from kvtool.sim.record import note_token
 from kvtool.sim.regions import release
 from kvtool.sim.settings import ABORTED, CUT, DONE
-from kvtool.sim.state import CALENDAR, NONE, Lines, Records, Run
+from kvtool.sim.state import CALENDAR, NONE, PAGED, Lines, Records, Run
 
 
 @part

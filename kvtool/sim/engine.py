@@ -196,11 +196,6 @@ def compiles() -> bool:
     return must_compile(kernel.advance)
 
 
-def in_order(requests: Requests) -> Requests:
-    """The requests by arrival, those of one time by index."""
-    return requests.take(np.argsort(requests.arrival_ns, kind="stable"))
-
-
 def _queue(count: int) -> Records:
     return records(QUEUE, count, 0)
 

@@ -10,7 +10,7 @@ from kvtool.sim.block_pool import BlockPool
 
 
 class ForkSums(NamedTuple):
-    """ForkSums over steps, named as in ForkResult."""
+    """Sums over steps; a field means what it means in ForkResult."""
 
     measured_steps: int = 0
     used_block_steps: int = 0

@@ -7,7 +7,7 @@ phase (since - computed) modulo block_size. A step costs the same for 10 request
 
 from __future__ import annotations
 
-from kvtool.sim.admission import GROW, PAGED, admit, blocks_for, hold_blocks, set_pad, threshold
+from kvtool.sim.admission import admit, blocks_for, hold_blocks, set_pad, threshold
 from kvtool.sim.ending import abort_head, finish_due, output_of_prefills
 from kvtool.sim.jit import compiled, part
 from kvtool.sim.lists import (
@@ -21,7 +21,7 @@ from kvtool.sim.lists import (
 from kvtool.sim.record import note_step, tell
 from kvtool.sim.regions import grow_in_place, place, release
 from kvtool.sim.settings import NO_MEMORY
-from kvtool.sim.state import CALENDAR, NONE, POINTS, Lines, Records, Run, State
+from kvtool.sim.state import CALENDAR, GROW, NONE, PAGED, POINTS, Lines, Records, Run, State
 
 ALL_DONE, MORE_REQUESTS, FULL, PAUSED = range(4)
 CLOCK_IS_FULL = 2

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from kvtool.sim.jit import part
-from kvtool.sim.memory import ALLOCATORS
-from kvtool.sim.state import CALENDAR, NONE, Lines, Run
-
-_PAGED, _GROW = ALLOCATORS.index("paged"), ALLOCATORS.index("grow")
+from kvtool.sim.state import CALENDAR, GROW, NONE, PAGED, Lines, Run
 
 
 @part
@@ -83,9 +80,9 @@ def remind(run: Run, lines: Lines, at: int) -> None:
     """
     line = lines[at]
     due = line.since + line.limit - line.generated - 1
-    if run.allocator == _PAGED and line.pad == 0 and line.final % run.block_size:
+    if run.allocator == PAGED and line.pad == 0 and line.final % run.block_size:
         due = line.since + line.final // run.block_size * run.block_size - line.computed
-    elif run.allocator == _GROW:
+    elif run.allocator == GROW:
         due = min(due, line.since + line.room - line.computed)
     bucket = due & (CALENDAR - 1)
     line.due, line.earlier, line.later = due, NONE, run.calendar[bucket]

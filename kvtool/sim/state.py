@@ -19,6 +19,8 @@ Lines: TypeAlias = Any
 Records: TypeAlias = Any
 """A numpy record and arrays of records, which numba reads by attribute."""
 
+PAGED, MAX, POW2, ORACLE, GROW = map(ALLOCATORS.index, ("paged", "max", "pow2", "oracle", "grow"))
+"""`run.allocator`: the engine's numbers for the names."""
 NONE = -1
 CALENDAR = 4096
 """Buckets of the calendar: a power of two; what is due later waits in its bucket for its lap."""
@@ -45,7 +47,7 @@ RUN = _record(
     # tokens of what runs now: computed, held (and blocks that are free), held and never needed
     " tokens held free_blocks internal cpu_used"
     # sums over the run
-    " done cut aborted preemptions recomputed swapped copied scheduled generated peak stopped"
+    " done cut aborted preemptions recomputed swapped copied scheduled peak stopped"
     " steps_kept gaps_kept width skipped skips measured point_ends"
     # this step: arrivals up to when, who is there, tokens, context of those who are not scheduled
     " seen_ns crowd now_tokens now_batch now_decoded now_unseen now_context"
@@ -164,7 +166,8 @@ def _run_record(allocator: str, where: str, settings: Settings, warm_up: int, mo
 def records(
     dtype: np.dtype[np.void], count: int, value: int, *, zero: Iterable[str] = ()
 ) -> Records:
-    records = np.full(count * dtype.itemsize // 8, value, np.int64).view(dtype).view(np.recarray)
+    """So many records, each field of the same value but those of `zero`."""
+    made = np.full(count * dtype.itemsize // 8, value, np.int64).view(dtype).view(np.recarray)
     for name in zero:
-        records[name] = 0
-    return records
+        made[name] = 0
+    return made

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvtool.run import Row, Run
 from kvtool.view import Areas, Bars, Panels, Strip, Table, View
-from kvtool.view.verdicts import named, sentences, value_of, varying_in
+from kvtool.view.verdicts import labels_of, named, sentences, value_of, varying_in
 from kvtool.view.words import number
 
 SHARES = ("token", "reserved", "internal", "padding", "external", "idle")
@@ -42,14 +42,11 @@ def view(run: Run, films: Sequence[Film] = ()) -> View:
     )
 
 
-def _table(
-    rows: Sequence[Row], cells: Mapping[str, Callable[[Row], str]], title: str = ""
-) -> Table:
+def _table(rows: Sequence[Row], cells: Mapping[str, Callable[[Row], str]]) -> Table:
     """A line a row: its allocator, what tells it apart, and these cells."""
     varying = varying_in(rows)
     columns = ("allocator", *(name.replace("_", " ") for name in varying), *cells)
     return Table(
-        title=title,
         columns=columns,
         rows=tuple(
             (
@@ -99,10 +96,7 @@ def bar(row: Row) -> str:
 
 
 def _picture(rows: Sequence[Row], films: Sequence[Film]) -> Panels:
-    varying = varying_in(rows)
-    names = [
-        ", ".join(filter(None, (named(row), *(_said(row, v) for v in varying)))) for row in rows
-    ]
+    names = labels_of(rows)
     shares = tuple(tuple(row[f"{share}_share"] for share in SHARES) for row in rows)
     panels: list[Bars | Areas | Strip] = [
         Bars(
@@ -120,10 +114,6 @@ def _picture(rows: Sequence[Row], films: Sequence[Film]) -> Panels:
             title = f"{name}: the pool, a colour a request (pale: held, unused; white: free)"
             panels.append(Strip(title=title, length=row["pool_tokens"], pieces=film.regions))
     return Panels(title="Where the KV pool goes", panels=tuple(panels))
-
-
-def _said(row: Row, name: str) -> str:
-    return "" if row[name] is None else f"{name.replace('_', ' ')} {value_of(row[name])}"
 
 
 def _areas(name: str, film: Film) -> Areas:

@@ -62,6 +62,21 @@ def varying_in(rows: Sequence[Row]) -> list[str]:
     return found
 
 
+def labels_of(rows: Sequence[Row]) -> list[str]:
+    """Each row by its allocator and what sets it apart: 'paged, block size 32'."""
+    varying = varying_in(rows)
+    return [", ".join([named(row), *_apart(row, varying)]) for row in rows]
+
+
+def _apart(row: Row, varying: Sequence[str]) -> list[str]:
+    """'block size 32' for each of these that the row has."""
+    return [
+        f"{name.replace('_', ' ')} {value_of(row[name])}"
+        for name in varying
+        if row[name] is not None
+    ]
+
+
 def _pools(rows: Sequence[Row]) -> list[str]:
     """What everything is a share of, unless it is a column."""
     paged = [row for row in rows if row["allocator"] == "paged"] or list(rows)
@@ -117,7 +132,7 @@ def _settings(rows: Sequence[Row]) -> dict[str, list[Row]]:
     shared = [name for name in varying if name not in (*OF_PAGED, *DERIVED)]
     groups: dict[str, list[Row]] = {}
     for lead in paged:
-        name = ", ".join(f"{one.replace('_', ' ')} {value_of(lead[one])}" for one in varying)
+        name = ", ".join(_apart(lead, varying))
         rest = [
             row
             for row in rows
