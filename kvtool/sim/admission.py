@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtool.sim.jit import part
+from kvtool.jit import part
 from kvtool.sim.lists import append_running
 from kvtool.sim.memory import SMALLEST_REGION
 from kvtool.sim.regions import place, power_of_two

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kvtool.jit import part
 from kvtool.sim.admission import blocks_for, hold_blocks, new_line
-from kvtool.sim.jit import part
 from kvtool.sim.lists import joins_decoding, leaves_decoding, remove_running
 from kvtool.sim.record import note_token
 from kvtool.sim.regions import release

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvtool.errors import KvtoolError
+from kvtool.jit import must_compile
 from kvtool.requests import Requests
 from kvtool.sim import kernel
-from kvtool.sim.jit import must_compile
 from kvtool.sim.memory import PAGED
 from kvtool.sim.settings import ABORT_HEAD, REJECTED, UNFINISHED, Settings
 from kvtool.sim.state import NONE, POINTS, QUEUE, SUMS, Records, State, new_state, records

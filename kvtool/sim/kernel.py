@@ -7,9 +7,9 @@ phase (since - computed) modulo block_size. A step costs the same for 10 request
 
 from __future__ import annotations
 
+from kvtool.jit import compiled, part
 from kvtool.sim.admission import admit, blocks_for, hold_blocks, set_pad, threshold
 from kvtool.sim.ending import abort_head, finish_due, output_of_prefills
-from kvtool.sim.jit import compiled, part
 from kvtool.sim.lists import (
     computed_now,
     forget,

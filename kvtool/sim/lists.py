@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtool.sim.jit import part
+from kvtool.jit import part
 from kvtool.sim.state import CALENDAR, GROW, NONE, PAGED, Lines, Run
 
 

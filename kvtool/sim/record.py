@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtool.sim.jit import part
+from kvtool.jit import part
 from kvtool.sim.settings import NO_MEMORY, NO_SEAT, NO_TOKENS
 from kvtool.sim.state import POINTS, Lines, Records, Run
 

@@ -6,7 +6,7 @@ hole is a free power of two, aligned to its size.
 
 from __future__ import annotations
 
-from kvtool.sim.jit import part
+from kvtool.jit import part
 from kvtool.sim.memory import PLACEMENTS
 from kvtool.sim.state import NONE, Lines, Run
 
