@@ -1,0 +1,125 @@
+"""What the kernels ask of their arguments, refused with a ValueError that names the argument.
+
+Strides (in elements) and addresses (in bytes) have to be multiples of 16: triton keeps 128-bit loads
+only where it knows that, and without them a decode kernel silently loses most of its bandwidth.
+"""
+
+from __future__ import annotations
+
+import torch
+
+HEAD_DIMS = (64, 80, 96, 128, 192, 256)
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+MAX_BLOCK_SIZE = 256
+
+
+def refuse_unless(met: bool, text: str) -> None:
+    """Raise a ValueError with this text unless the condition is met."""
+    if not met:
+        raise ValueError(text)
+
+
+def shape_is(name: str, tensor: torch.Tensor, **sizes: int) -> None:
+    """Refuse a tensor whose shape is not these named sizes, in order."""
+    wanted = tuple(sizes.values())
+    refuse_unless(
+        tuple(tensor.shape) == wanted,
+        f"{name} must have the shape [{', '.join(sizes)}] = {list(wanted)}, "
+        f"not {list(tensor.shape)}",
+    )
+
+
+def effective_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Strides, 0 where a dimension has one element: its stride is never used and may be odd."""
+    return tuple(
+        stride if size > 1 else 0
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+
+
+def rows_are_aligned(name: str, tensor: torch.Tensor) -> tuple[int, ...]:
+    """Refuse what would lose 128-bit loads; returns the strides of all but the last dimension."""
+    refuse_unless(
+        tensor.shape[-1] == 1 or tensor.stride(-1) == 1,
+        f"{name}: the last dimension must have stride 1, not {tensor.stride(-1)}",
+    )
+    strides = effective_strides(tensor)[:-1]
+    refuse_unless(
+        all(stride % 16 == 0 for stride in strides),
+        f"{name}: strides must be multiples of 16 elements, not {list(tensor.stride())} "
+        "(others lose 128-bit loads)",
+    )
+    refuse_unless(
+        tensor.data_ptr() % 16 == 0,
+        f"{name}: the address must be a multiple of 16 bytes (others lose 128-bit loads)",
+    )
+    return strides
+
+
+def is_dense(name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
+    """Refuse a tensor with gaps, or of another dtype than these."""
+    refuse_unless(tensor.is_contiguous(), f"{name} must be contiguous")
+    refuse_unless(
+        tensor.dtype in dtypes,
+        f"{name} must be {' or '.join(map(str, dtypes))}, not {tensor.dtype}",
+    )
+
+
+def same_device(**tensors: torch.Tensor | None) -> torch.device:
+    """Refuse tensors on different devices; returns the one."""
+    devices = {name: tensor.device for name, tensor in tensors.items() if tensor is not None}
+    refuse_unless(len(set(devices.values())) == 1, f"tensors lie on different devices: {devices}")
+    return next(iter(devices.values()))
+
+
+def block_size_is_supported(block_size: int) -> None:
+    """Refuse block sizes that are no power of two from 1 to 256."""
+    refuse_unless(
+        1 <= block_size <= MAX_BLOCK_SIZE and block_size & (block_size - 1) == 0,
+        f"block_size must be a power of two from 1 to {MAX_BLOCK_SIZE}, not {block_size}",
+    )
+
+
+def head_dim_is_supported(head_dim: int) -> None:
+    """Refuse head sizes without a row in `decode_plan`'s table of tiles."""
+    refuse_unless(
+        head_dim in HEAD_DIMS,
+        f"head_dim must be one of {', '.join(map(str, HEAD_DIMS))}, not {head_dim}",
+    )
+
+
+def caches_match(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, names: tuple[str, str]
+) -> tuple[int, ...]:
+    """Refuse K and V that do not fit q or each other; returns their common strides but the last.
+
+    One set of strides for both halves the address arithmetic of the kernel.
+    """
+    refuse_unless(q.dim() == 3, "q must be [batch, query_heads, head_dim]")
+    for name, cache in zip(names, (k, v), strict=True):
+        refuse_unless(cache.dim() == 4, f"{name} must have 4 dimensions, not {cache.dim()}")
+    refuse_unless(
+        k.shape == v.shape,
+        f"{names[0]} and {names[1]} must have one shape, not {list(k.shape)} and {list(v.shape)}",
+    )
+    kv_heads, head_dim = k.shape[2:]
+    head_dim_is_supported(head_dim)
+    refuse_unless(
+        q.shape[2] == head_dim, f"q has head_dim {q.shape[2]} and {names[0]} has {head_dim}"
+    )
+    refuse_unless(
+        kv_heads > 0 and q.shape[1] > 0 and q.shape[1] % kv_heads == 0,
+        f"query heads ({q.shape[1]}) must be a multiple of KV heads ({kv_heads})",
+    )
+    refuse_unless(q.dtype in DTYPES, f"q must be fp16, bf16 or fp32, not {q.dtype}")
+    refuse_unless(
+        k.dtype == q.dtype and v.dtype == q.dtype,
+        f"q, {names[0]} and {names[1]} must have one dtype, not {q.dtype}, {k.dtype}, {v.dtype}",
+    )
+    strides = rows_are_aligned(names[0], k)
+    refuse_unless(
+        strides == rows_are_aligned(names[1], v),
+        f"{names[0]} and {names[1]} must have the same strides, "
+        f"not {list(k.stride())} and {list(v.stride())}",
+    )
+    return strides
