@@ -65,8 +65,8 @@ def _decode(
     q, k, v, table, lengths, out, lse, scale, window,
     stride_q_seq, stride_q_head, stride_block, stride_token, stride_head, stride_table,
     D: tl.constexpr, D_PADDED: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, CHUNK_TILES: tl.constexpr, IDS: tl.constexpr,
-    MIN_TILES: tl.constexpr, WALK: tl.constexpr, WINDOWED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, SHIFT: tl.constexpr, TILE: tl.constexpr, CHUNK_TILES: tl.constexpr,
+    IDS: tl.constexpr, MIN_TILES: tl.constexpr, WALK: tl.constexpr, WINDOWED: tl.constexpr,
     COMPUTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Program (KV head × row group, split, sequence). scale has log2(e) in it.
@@ -102,13 +102,14 @@ def _decode(
     offsets = tl.arange(0, TILE)
     if WALK == "chunked":
         for chunk in range(begin, end, CHUNK_TILES):
-            first_block = chunk * TILE // BLOCK_SIZE
+            first_block = chunk * TILE >> SHIFT
             blocks = first_block + tl.arange(0, IDS)
-            ids = tl.load(table + blocks, mask=blocks * BLOCK_SIZE < length, other=0)
+            ids = tl.load(table + blocks, mask=blocks << SHIFT < length, other=0)
             for tile in range(chunk, tl.minimum(chunk + CHUNK_TILES, end)):
                 tokens = tile * TILE + offsets
-                block = tl.gather(ids, tokens // BLOCK_SIZE - first_block, 0).to(tl.int64)
-                rows = block * stride_block + (tokens % BLOCK_SIZE).to(tl.int64) * stride_token
+                block = tl.gather(ids, (tokens >> SHIFT) - first_block, 0).to(tl.int64)
+                within = (tokens & (BLOCK_SIZE - 1)).to(tl.int64)
+                rows = block * stride_block + within * stride_token
                 acc, highest, total = _fold(
                     queries, k, v, rows, (tokens >= start) & (tokens < length),
                     acc, highest, total, scale, D, D_PADDED, COMPUTE, PRECISION,
@@ -118,8 +119,9 @@ def _decode(
             tokens = tile * TILE + offsets
             seen = (tokens >= start) & (tokens < length)
             if WALK == "naive":
-                block = tl.load(table + tokens // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
-                rows = block * stride_block + (tokens % BLOCK_SIZE).to(tl.int64) * stride_token
+                block = tl.load(table + (tokens >> SHIFT), mask=seen, other=0).to(tl.int64)
+                within = (tokens & (BLOCK_SIZE - 1)).to(tl.int64)
+                rows = block * stride_block + within * stride_token
             else:
                 rows = seq * stride_block + tokens.to(tl.int64) * stride_token
             acc, highest, total = _fold(
@@ -132,9 +134,9 @@ def _decode(
     at = (split * tl.num_programs(2) + seq) * heads + head
     is_empty = total == 0.0
     divisor = tl.where(is_empty, 1.0, total)
-    has_out = (begin < end) | (split == 0)
+    has_out = ~is_empty | (split == 0)
     values = (acc / divisor[:, None]).to(out.dtype.element_ty)
-    tl.store(out + at[:, None] * D + dims[None, :], values, mask=q_mask & has_out)
+    tl.store(out + at[:, None] * D + dims[None, :], values, mask=q_mask & has_out[:, None])
     natural = (highest + tl.log2(divisor)) * 0.6931471805599453
     tl.store(lse + at, tl.where(is_empty, float("-inf"), natural), mask=member < GROUP)
 
@@ -220,7 +222,7 @@ def _prepare(
         stride_token=strides[1], stride_head=strides[2],
         stride_table=0 if table is None else table.stride(0),
         D=head_dim, D_PADDED=next_power_of_2(head_dim), GROUP=query_heads // kv_heads, ROWS=rows,
-        BLOCK_SIZE=size, TILE=plan.tile, CHUNK_TILES=plan.chunk_tiles,
+        BLOCK_SIZE=size, SHIFT=size.bit_length() - 1, TILE=plan.tile, CHUNK_TILES=plan.chunk_tiles,
         IDS=chunk_ids_for(tile=plan.tile, chunk_tiles=plan.chunk_tiles, block_size=size),
         MIN_TILES=MIN_TILES, WALK="contiguous" if table is None else plan.walk,
         WINDOWED=window > 0, COMPUTE=COMPUTE[dtype],

@@ -6,7 +6,7 @@ compiled code); none of them has been timed yet.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 WALKS = ("chunked", "naive")
@@ -78,7 +78,7 @@ def chunk_tiles_for(*, tile: int, block_size: int) -> int:
     A gather costs ids / 32 shuffles, so few ids; a chunk that ends drains the pipeline, so many
     tiles: block size 1 takes 256 ids for 4 tiles of 64 tokens, block size 16 takes 64 for 16 tiles.
     """
-    ids = max(32, min(256, 1024 // block_size))
+    ids = max(32, 1024 // block_size)
     if block_size <= tile:
         return max(1, ids * block_size // tile)
     # A chunk may begin inside a block: then its ids cover one block less.
@@ -141,12 +141,12 @@ def plan_for(
         max_context=max_context,
         tile=tile,
     )
-    plan = Plan(
+    # fp32 multiplies without a matrix unit, whose operands would not fit in 4 warps' registers.
+    return Plan(
         tile=tile,
         chunk_tiles=1 if block_size is None else chunk_tiles_for(tile=tile, block_size=block_size),
         num_stages=STAGES.get(arch, OTHER_STAGES),
-        num_warps=4,
+        num_warps=8 if item_bytes == 4 or rows == 64 else 4,
         num_splits=splits,
         walk=walk,
     )
-    return replace(plan, num_warps=8) if rows == 64 else plan
