@@ -194,6 +194,13 @@ def format_of(path: Path) -> str:
 def check_file(path: Path) -> None:
     """Refuse at once what would fail after the work: suffix, folder, matplotlib."""
     format = format_of(path)
+    check_writable(path)
+    if format in PICTURES.values() and importlib.util.find_spec("matplotlib") is None:
+        raise missing_matplotlib()
+
+
+def check_writable(path: Path) -> None:
+    """Refuse at once a file that could not be written after the work."""
     try:
         is_folder = path.is_dir()
     except OSError as error:  # a name that is too long, a folder that may not be searched
@@ -211,8 +218,6 @@ def check_file(path: Path) -> None:
         raise write_error(OSError(missing, ""), str(path))
     if not os.access(path.parent, os.W_OK):
         raise write_error(OSError(errno.EACCES, ""), str(path))
-    if format in PICTURES.values() and importlib.util.find_spec("matplotlib") is None:
-        raise missing_matplotlib()
 
 
 def check_not_read(path: Path | None, models: Iterable[str]) -> None:

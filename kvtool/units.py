@@ -83,6 +83,24 @@ def parse_bytes(text: str, *, name: str) -> int:
     return int(match[1] + decimals) * unit // scale
 
 
+def parse_seconds(text: str, *, name: str) -> float:
+    """A time with its unit, '60s', '5m' or '1h'; a bare number is seconds."""
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(|s|m|min|h)", text.strip().lower())
+    if match is None or not float(match[1]):
+        raise usage_error(
+            f"{name}: '{text}' is not a time", f"write {name} 60s, {name} 5m or {name} 1h"
+        )
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}[match[2]]
+
+
+def format_seconds(seconds: float) -> str:
+    """A time for people: '1.25 s', '3.40 ms', '812 µs'."""
+    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if seconds >= unit:
+            return f"{seconds / unit:,.3g} {name}" if seconds < 1000 else f"{seconds:,.0f} s"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
 def format_bytes(count: int) -> str:
     """Bytes for people, in binary units: '2.50 GiB', '320.00 KiB', '512 B'."""
     if abs(count) < KIB:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kvtool.cli.fragment_words import Traffics, names_in, pools_of
+from kvtool.cli.fragment_words import Traffics, pools_of
+from kvtool.cli.options import names_in
 from kvtool.cli.scheduler_options import MAX_SLOTS, check_rows
 from kvtool.errors import INTERRUPTED, KvtoolError, usage_error
 from kvtool.fragment import Case, Measured, measure

@@ -10,7 +10,7 @@ from typing import Any
 
 from kvtool import catalog
 from kvtool.catalog import WorkloadPreset
-from kvtool.errors import did_you_mean, usage_error
+from kvtool.errors import usage_error
 from kvtool.lengths import Lengths, parse_lengths
 from kvtool.pool import LONGEST_IN_POOL, PAPER_SLOTS, Pool, default_tokens, pool_of
 from kvtool.trace import Trace, read_trace
@@ -253,17 +253,3 @@ def _listed(typed: str | None, name: str) -> list[int]:
 
 def _words(typed: str | None) -> list[str]:
     return [] if typed is None else [word.strip() for word in typed.split(",")]
-
-
-def names_in(typed: str | None, option: str, known: Sequence[str]) -> list[str]:
-    """A list of known names; None or `all` is every one."""
-    if typed is None or typed == "all":
-        return list(known)
-    names = list(dict.fromkeys(word.strip().lower() for word in typed.split(",")))
-    for name in names:
-        if name not in known:
-            raise usage_error(
-                f"{option}: '{name}' is not known",
-                f"give some of {', '.join(known)}.{did_you_mean(name, known)}",
-            )
-    return names

@@ -15,11 +15,11 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from kvtool import __version__
-from kvtool.cli.options import wants_json
+from kvtool.cli.options import PlainCommand, wants_json, without_flag_types
 from kvtool.errors import INTERRUPTED, USAGE, KvtoolError, did_you_mean, usage_error
 from kvtool.output import DISK_FULL, Output, write_error
 
-ANALYSE = "Analyse"
+ANALYSE, MEASURE = "Analyse", "Measure"
 DEBUG_VARIABLE = "KVTOOL_DEBUG"
 COMPLETE_VARIABLE = "_KVTOOL_COMPLETE"  # set by the shell script that typer writes
 
@@ -43,21 +43,15 @@ COMMANDS: dict[str, Entry] = {
     "simulate": Entry(
         "kvtool.cli.simulate", ANALYSE, "What does the scheduler make of requests over time?"
     ),
+    "bench": Entry("kvtool.cli.bench", MEASURE, "What does paging cost here, on this GPU or CPU?"),
     "presets": Entry(
         "kvtool.cli.presets",
         ANALYSE,
         "What is known: models, GPUs and workloads, each with its source.",
     ),
 }
-"""In the order of the help. The module has a function of the command's name."""
-
-
-class PlainCommand(TyperCommand):
-    """A command whose help does not call a flag's type `<bool>`: a flag takes no value."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """The parameters as typer has them, flags without a type to show."""
-        return _without_flag_types(super().get_params(ctx))
+"""In the order of the help. The module has a function of the command's name, or, with commands of its
+own, an `app`."""
 
 
 class LazyCommand(TyperCommand):
@@ -68,9 +62,11 @@ class LazyCommand(TyperCommand):
         self.entry = entry
 
     def load(self) -> Any:
-        """The real command, made from the function of the same name in its module."""
+        """The real command, made from the function of the same name in its module, or its group."""
         module = importlib.import_module(self.entry.module)
         assert self.name is not None
+        if hasattr(module, "app"):
+            return typer.main.get_command(module.app)
         single = typer.Typer(add_completion=False)
         single.command(
             self.name,
@@ -91,7 +87,7 @@ class LazyGroup(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The options of kvtool itself, flags without a type to show."""
-        return _without_flag_types(super().get_params(ctx))
+        return without_flag_types(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Find the command by its name, or say which name is near."""
@@ -105,13 +101,6 @@ class LazyGroup(TyperGroup):
                 f"kvtool --help lists the commands.{did_you_mean(name, self.commands)}",
             )
         return name, command.load() if isinstance(command, LazyCommand) else command, rest
-
-
-def _without_flag_types(params: list[Any]) -> list[Any]:
-    for param in params:
-        if getattr(param, "is_bool_flag", False):
-            param.metavar = ""
-    return params
 
 
 app = typer.Typer(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
+from typer.core import TyperCommand
 
 from kvtool.errors import did_you_mean, usage_error
 from kvtool.output import FORMATS, Output, check_file
@@ -107,6 +108,20 @@ def _known_format(name: str | None, source: str) -> str:
     return name
 
 
+def names_in(typed: str | None, option: str, known: Sequence[str]) -> list[str]:
+    """A list of known names; None or `all` is every one."""
+    if typed is None or typed == "all":
+        return list(known)
+    names = list(dict.fromkeys(word.strip().lower() for word in typed.split(",")))
+    for name in names:
+        if name not in known:
+            raise usage_error(
+                f"{option}: '{name}' is not known",
+                f"give some of {', '.join(known)}.{did_you_mean(name, known)}",
+            )
+    return names
+
+
 def wants_json(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> bool:
     """Whether errors must be told as JSON too, read from argv because parsing may have failed."""
     asked: str | None = None
@@ -125,3 +140,19 @@ def wants_json(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
             if has_format and set(flags) <= set("qv"):  # -f json, -fjson, -qf json
                 asked = value or next(words, "")
     return (asked if asked is not None else environ.get(FORMAT_VARIABLE)) == "json"
+
+
+class PlainCommand(TyperCommand):
+    """A command whose help does not call a flag's type `<bool>`: a flag takes no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The parameters as typer has them, flags without a type to show."""
+        return without_flag_types(super().get_params(ctx))
+
+
+def without_flag_types(params: list[Any]) -> list[Any]:
+    """Parameters whose flags are not called `<bool>` in the help: a flag takes no value."""
+    for param in params:
+        if getattr(param, "is_bool_flag", False):
+            param.metavar = ""
+    return params

@@ -8,12 +8,12 @@ import warnings
 from kvtool.errors import missing_matplotlib
 from kvtool.plot import lines, panels
 from kvtool.plot.style import STYLE
-from kvtool.view import Chart, Panels
+from kvtool.view import Chart, Charts, Panels
 
 SIZE = (8, 4.8)
 
 
-def draw(picture: Chart | Panels, format: str) -> bytes:
+def draw(picture: Chart | Charts | Panels, format: str) -> bytes:
     """The bytes of a picture; `format` is png or svg."""
     try:
         import matplotlib
@@ -27,6 +27,11 @@ def draw(picture: Chart | Panels, format: str) -> bytes:
         figure = Figure(figsize=SIZE, layout="constrained")
         if isinstance(picture, Chart):
             lines.fill(figure, picture)
+        elif isinstance(picture, Charts):
+            figure.set_size_inches(SIZE[0], SIZE[1] * len(picture.charts))
+            parts = figure.subfigures(len(picture.charts), 1, squeeze=False)
+            for part, chart in zip(parts[:, 0], picture.charts, strict=True):
+                lines.fill(part, chart)
         else:
             panels.fill(figure, picture)
         out = io.BytesIO()

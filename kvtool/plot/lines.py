@@ -41,7 +41,8 @@ def _draw_lines(axes: Any, chart: Chart) -> None:
         axes.plot(
             line.x,
             line.y,
-            label=f" {line.name}" if line.name.startswith("_") else line.name,  # else no legend
+            # matplotlib gives no legend to what starts with "_" or to nothing
+            label=f" {line.name}" if line.name.startswith("_") else line.name or "_",
             color=PALETTE[index % len(PALETTE)],
             linestyle="-" if index < len(PALETTE) else "--",
             linewidth=2,
@@ -56,15 +57,16 @@ def _draw_lines(axes: Any, chart: Chart) -> None:
 
 
 def _name_lines(figure: Any, axes: Any, chart: Chart) -> None:
-    names = [line.name for line in chart.lines]
-    if not any(names):
+    names = [line.name for line in chart.lines if line.name]
+    if not names:
         return
     if len(names) <= _MOST_INSIDE:
         axes.legend(frameon=False, loc="best")
         return
     columns = max(1, min(4, _LEGEND_WIDTH // (max(map(len, names)) + 8)))
     rows = -(-len(names) // columns)
-    figure.set_figheight(figure.get_figheight() + _LEGEND_ROW * rows)  # the axes keep their height
+    page = figure.figure or figure  # a part of a page has the page's height
+    page.set_figheight(page.get_figheight() + _LEGEND_ROW * rows)  # the axes keep their height
     figure.legend(frameon=False, loc="outside lower center", ncols=columns, handlelength=3)
 
 

@@ -42,6 +42,13 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Charts:
+    """Several charts of lines, one below the other."""
+
+    charts: tuple[Chart, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Bars:
     """Stacked bars, one below the other: the parts of each name, in the order of `parts`."""
 
@@ -88,4 +95,4 @@ class View:
 
     tables: tuple[Table, ...]
     sentences: tuple[str, ...] = ()
-    chart: Chart | Panels | None = None
+    chart: Chart | Charts | Panels | None = None
