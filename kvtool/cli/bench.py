@@ -47,7 +47,7 @@ app = typer.Typer(
     cls=AllByDefault,
     add_completion=False,
     epilog=EPILOG,
-    help="What does paging cost here, on this GPU or CPU? Without a command: all.",
+    help="What does paging cost here, on this GPU or CPU?\n\nWithout a command: all.",
 )
 
 

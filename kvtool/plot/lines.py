@@ -44,10 +44,10 @@ def _draw_lines(axes: Any, chart: Chart) -> None:
             # matplotlib gives no legend to what starts with "_" or to nothing
             label=f" {line.name}" if line.name.startswith("_") else line.name or "_",
             color=PALETTE[index % len(PALETTE)],
-            linestyle="-" if index < len(PALETTE) else "--",
+            linestyle=("-" if index < len(PALETTE) else "--") if line.joined else "",
             linewidth=2,
-            marker="o" if len(line.x) <= 24 else None,
-            markersize=4,
+            marker="o" if len(line.x) <= 24 or not line.joined else None,
+            markersize=4 if line.joined else 7,
         )
     for _, y in chart.levels:
         axes.axhline(y, color=GREY, linestyle="--", linewidth=1.2)
@@ -102,7 +102,7 @@ def _scale(axes: Any, side: str, label: str, *, log: bool) -> None:
         axis.set_major_locator(FixedLocator(ticks))
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(lambda value, _: _TICK[unit](value)))
-    elif not log:
+    else:  # matplotlib's own would be 10^2 in a mathematics that is off
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
 
 

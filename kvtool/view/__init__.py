@@ -21,11 +21,12 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One line of a chart: x and y in the units of the chart's axes."""
+    """One line of a chart, or single points: x and y in the units of the chart's axes."""
 
     name: str
     x: tuple[float, ...]
     y: tuple[float, ...]
+    joined: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

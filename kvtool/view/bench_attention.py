@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from kvtool.run import Row
@@ -18,8 +19,6 @@ CASE = (
 HEADS = ("query_heads", "kv_heads", "head_dim")
 TITLES = {"context_tokens": "context"}
 MOST_VERDICTS = 12
-MOST_POINTS = 12
-"""Of a roofline, by name: more are points without one."""
 
 
 def table(rows: Sequence[Row]) -> Table:
@@ -232,19 +231,18 @@ def _roofline_chart(rows: Sequence[Row]) -> Chart:
     shown = [row["flops"] / row["bytes_useful"] for row in rows]
     ends = (min(*shown, ridge) / 4, ridge, max(*shown, ridge) * 4)
     roof = Line(name="roofs", x=ends, y=(ends[0] * read, peak, peak)) if peak else None
-    points = [
-        Line(
-            name=_label(row, varying_in(rows)) if len(rows) <= MOST_POINTS else "",
-            x=(row["flops"] / row["bytes_useful"],),
-            y=(row["flops"] / row["time_s_p50"] / 1e9,),
-        )
-        for row in rows
-    ]
+    points: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        at = (row["flops"] / row["bytes_useful"], row["flops"] / row["time_s_p50"] / 1e9)
+        points.setdefault(row["provider"], []).append(at)
     return Chart(
         title="Roofline",
         x_label="FLOP a byte",
         y_label="GFLOP/s",
-        lines=tuple(filter(None, (roof, *points))),
+        lines=(
+            *((roof,) if roof else ()),
+            *(replace(_line(name, at), joined=False) for name, at in points.items()),
+        ),
         log_x=True,
         log_y=True,
     )
