@@ -14,8 +14,10 @@ from typing import Any, TypeVar
 os.environ.setdefault("NUMBA_OPT", "1")
 
 import numba
+from numba import types as types
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
+from numba.extending import intrinsic as _intrinsic
 
 _njit: Any = numba.njit
 _config: Any = numba.config
@@ -70,6 +72,12 @@ def vectorised(sources: str) -> Callable[[_Function], _Function]:
 def vectorised_part(function: _Function) -> _Function:
     """A part of vectorised functions, put into its callers."""
     return _njit(**_FOR_CALLERS, **_OPTIONS, **_FAST)(function)
+
+
+def intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function for compiled ones that writes LLVM's instructions itself: what numba has no word for."""
+    made: Callable[..., Any] = _intrinsic(function)
+    return made
 
 
 def must_compile(function: Callable[..., Any]) -> bool:
