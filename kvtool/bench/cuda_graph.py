@@ -1,0 +1,60 @@
+"""A forward pass recorded once as a CUDA graph: what a step costs without Python between its kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+WARM_UPS = 2
+"""Runs before recording: kernels are compiled and libraries start in them."""
+
+
+class Replay:
+    """Calls a function of fixed tensors, at best as a CUDA graph.
+
+    `run` reads and writes tensors that stay where they are; run again with the same input it must
+    do the same, after `rewind` has put back what it counts. Where recording fails it is called.
+    """
+
+    def __init__(self, run: Callable[[], Any], rewind: Callable[[], None], *, wanted: bool) -> None:
+        self._run = run
+        self._rewind = rewind
+        self._wanted = wanted
+        self._graph: Any = None
+        self._out: Any = None
+
+    @property
+    def is_graph(self) -> bool:
+        """Whether calls are replayed."""
+        return self._graph is not None
+
+    def __call__(self) -> Any:
+        """One run; the result is a copy, the next run does not change it."""
+        if self._wanted and self._graph is None:
+            self._record()
+        if self._graph is None:
+            return self._run()
+        self._graph.replay()
+        return self._out.clone()
+
+    def _record(self) -> None:
+        import torch
+
+        main, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UPS):
+                self._rewind()
+                self._run()
+        main.wait_stream(side)
+        self._rewind()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                self._out = self._run()
+            self._graph = graph
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError:  # something in it cannot be recorded: it is called instead
+            self._wanted = False
+        self._rewind()

@@ -1,0 +1,170 @@
+"""One batch of equal prompts, decoded with one kind of cache: prefill it, then step.
+
+transformers' own caches run with its SDPA attention, ours with `paged_cache.attention`; the model's
+code is the same. A session is used once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kvtool import live
+from kvtool.bench.cuda_graph import Replay
+from kvtool.bench.decode_kernels import Kernels
+from kvtool.bench.decode_settings import DecodeCase
+from kvtool.bench.kv_store import KvStore
+from kvtool.bench.model import Decoder, forward
+from kvtool.bench.stepping import Stepping, attend
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """`prefill` takes ids [batch, tokens] and `step` the last tokens [batch]; both give the next
+    ones, greedily. `held` tells the bytes of the cache: reserved, and used."""
+
+    prefill: Callable[[Tensor], Tensor]
+    step: Callable[[Tensor], Tensor]
+    held: Callable[[], tuple[int, int]]
+    is_graph: Callable[[], bool] = lambda: False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a session is made of besides its case."""
+
+    decoder: Decoder
+    kernels: Kernels
+    cuda_graph: bool = False
+
+
+def open_session(setting: Setting, case: DecodeCase) -> Session:
+    """The session of a case's cache."""
+    return SESSIONS[case.cache](setting, case)
+
+
+def used_bytes(decoder: Decoder, batch: int, tokens: int) -> int:
+    """K and V that later tokens can see: a window's worth in a layer with a window."""
+    heads = decoder.heads
+    token = 2 * heads.kv_heads * heads.head_dim * decoder.dtype.itemsize
+    return batch * heads.seen_tokens(tokens) * token
+
+
+def _none(setting: Setting, case: DecodeCase) -> Session:
+    """No cache: every step computes the whole sequence again."""
+    decoder, seen = setting.decoder, []
+    attend(decoder, "sdpa")
+
+    def prefill(ids: Tensor) -> Tensor:
+        seen.append(ids)
+        return forward(decoder, ids, use_cache=False)
+
+    def step(tokens: Tensor) -> Tensor:
+        seen.append(tokens[:, None])
+        return forward(decoder, torch.cat(seen, 1), use_cache=False)
+
+    return Session(prefill=prefill, step=step, held=lambda: (0, 0))
+
+
+def _dynamic(setting: Setting, case: DecodeCase) -> Session:
+    from transformers import DynamicCache
+
+    decoder = setting.decoder
+    attend(decoder, "sdpa")
+    cache = DynamicCache(config=decoder.module.config)
+
+    def run(ids: Tensor) -> Tensor:
+        return forward(decoder, ids, use_cache=True, **{decoder.cache_name: cache})
+
+    def held() -> tuple[int, int]:
+        reserved = sum(one.bytes for one in live.held(cache))
+        return reserved, reserved
+
+    return Session(prefill=run, step=lambda tokens: run(tokens[:, None]), held=held)
+
+
+def _static(setting: Setting, case: DecodeCase) -> Session:
+    from transformers import StaticCache
+    from transformers.cache_utils import StaticLayer
+
+    decoder, position = setting.decoder, case.prompt_tokens
+    attend(decoder, "sdpa")
+    cache: Any = StaticCache(config=decoder.module.config, max_cache_len=case.reserved_tokens)
+    place = torch.zeros((1, 1), dtype=torch.long, device=decoder.device)
+    ids = torch.zeros((case.batch, 1), dtype=torch.long, device=decoder.device)
+
+    def run() -> Tensor:
+        given = {decoder.cache_name: cache, "position_ids": place}
+        return forward(decoder, ids, use_cache=True, **given)
+
+    def rewind() -> None:
+        for layer in cache.layers:
+            layer.cumulative_length.fill_(position)
+
+    plain = all(type(layer) is StaticLayer for layer in cache.layers)
+    replay = Replay(run, rewind, wanted=setting.cuda_graph and plain)
+
+    def prefill(prompt: Tensor) -> Tensor:
+        return forward(decoder, prompt, use_cache=True, **{decoder.cache_name: cache})
+
+    def step(tokens: Tensor) -> Tensor:
+        nonlocal position
+        ids.copy_(tokens[:, None])
+        place.fill_(position)
+        out: Tensor = replay()
+        position += 1
+        return out
+
+    def held() -> tuple[int, int]:
+        reserved = sum(one.bytes for one in live.held(cache))
+        return reserved, used_bytes(decoder, case.batch, position)
+
+    return Session(prefill=prefill, step=step, held=held, is_graph=lambda: replay.is_graph)
+
+
+def _ours(setting: Setting, case: DecodeCase) -> Session:
+    """Blocks from the allocator; contiguous: one block of the whole reservation a sequence."""
+    decoder = setting.decoder
+    contiguous = case.cache == "contiguous"
+    size = case.reserved_tokens if contiguous else case.block_size
+    store = KvStore(
+        decoder.heads,
+        setting.kernels,
+        num_blocks=case.batch * -(-case.total_tokens // size),
+        block_size=size,
+        dtype=decoder.dtype,
+        device=decoder.device,
+        contiguous=contiguous,
+    )
+    stepping = Stepping(decoder, store, case.total_tokens, setting.cuda_graph)
+    sequences = range(case.batch)
+
+    def prefill(ids: Tensor) -> Tensor:
+        for sequence in sequences:
+            store.pool.allocate(sequence, ids.shape[1])
+        return stepping.prefill(sequences, ids)
+
+    def step(tokens: Tensor) -> Tensor:
+        for sequence in sequences:
+            store.append(sequence)
+        return stepping.step(sequences, tokens)
+
+    def held() -> tuple[int, int]:
+        used = used_bytes(decoder, case.batch, store.pool.num_tokens(0))
+        return store.held_bytes, used
+
+    return Session(prefill=prefill, step=step, held=held, is_graph=lambda: stepping.is_graph)
+
+
+SESSIONS: dict[str, Callable[[Setting, DecodeCase], Session]] = {
+    "none": _none,
+    "dynamic": _dynamic,
+    "static": _static,
+    "contiguous": _ours,
+    "paged": _ours,
+}
