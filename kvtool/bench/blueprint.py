@@ -92,9 +92,9 @@ def blueprint(loaded: LoadedConfig, *, layers: int | None = None) -> Blueprint:
                 f"{loaded.name} has {shape.num_modules} layers, not {layers}",
                 f"choose 1 to {shape.num_modules}",
             )
+        notes.append(f"{layers} layers are run, of the config's {shape.num_modules}")
         raw = _cut(raw, shape.num_modules, layers)
         shape = read_model(raw, class_defaults()["types"])
-        notes.append(f"{layers} layers are run, of the config's {shape.num_modules}")
     if shape.encoder_tokens is not None or shape.rows_per_sequence != 1:
         raise _refused(loaded.name, "it reads more than one row of text tokens")
     config, cls = _classes(raw, loaded.name)
