@@ -36,7 +36,8 @@ MAX_SHARED_BYTES = {
 class MachineCode:
     """One kernel on one architecture, read from its compiled code.
 
-    spills: loads and stores of spilled registers; spill_bytes: their room for a thread;
+    spills: loads and stores of spilled registers; loop_spills: those of them that stand in a loop;
+    spill_bytes: their room for a thread;
     wide_loads: instructions that load 16 bytes a thread from global memory, counted where they
     stand; narrow_loads: those that load less; wait_depth: groups of asynchronous copies that may
     still be in flight when a tile is used (None on gfx942, which has none).
@@ -46,6 +47,7 @@ class MachineCode:
     triton: str
     registers: int
     spills: int
+    loop_spills: int
     spill_bytes: int
     shared_bytes: int
     wide_loads: int
@@ -110,10 +112,13 @@ def _read_nvidia(built: Any) -> dict[str, Any]:
     # LDGSTS copies to shared memory behind the program's back, LDG loads into registers.
     loads = re.findall(r"\b(?:LDGSTS|LDG)\.[\w.]+", code)
     wide = sum(".128" in load for load in loads)
+    spills = [found.start() for found in re.finditer(r"\b(?:STL|LDL)\b", code)]
+    loops = _loops(code)
     waits = re.findall(r"cp\.async\.wait_group\s+(?:0x)?(\d+)", built.asm["ptx"])
     return {
         "registers": int(numbers["REG"]),
-        "spills": len(re.findall(r"\b(?:STL|LDL)\b", code)),
+        "spills": len(spills),
+        "loop_spills": sum(any(at in loop for loop in loops) for at in spills),
         "spill_bytes": int(numbers["STACK"]) + int(numbers["LOCAL"]),
         "wide_loads": wide,
         "narrow_loads": len(loads) - wide,
@@ -137,11 +142,19 @@ def _read_amd(built: Any) -> dict[str, Any]:
         # vgpr_count already holds the accumulation registers: both come from one file of 512.
         "registers": counts["vgpr_count"],
         "spills": counts["vgpr_spill_count"],
+        "loop_spills": counts["vgpr_spill_count"], # wherever they are
         "spill_bytes": counts["private_segment_fixed_size"],
         "wide_loads": wide,
         "narrow_loads": len(loads) - wide,
         "wait_depth": None,
     }
+
+
+def _loops(code: str) -> list[range]:
+    """From each label to each branch back to it."""
+    labels = {found[1]: found.start() for found in re.finditer(r"^(\.L_\w+):", code, re.M)}
+    branches = re.finditer(r"\bBRA `\((\.L_\w+)\)", code)
+    return [range(labels[found[1]], found.start()) for found in branches]
 
 
 def _disassembled(cubin: bytes, tool: str, flag: str) -> str:

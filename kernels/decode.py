@@ -315,7 +315,8 @@ def contiguous_reference(q, k, v, lengths, *, scale=None, window=0):
 
 def paged_reference(q, k_cache, v_cache, block_table, lengths, *, scale=None, window=0):
     """`paged_decode` in plain torch, computed and returned in float64."""
-    out, lse = [], []
+    out = [torch.zeros((0, *q.shape[1:]), dtype=torch.float64, device=q.device)]
+    lse = [out[0][..., 0]]
     size = k_cache.shape[1]
     for seq, length in enumerate(lengths.tolist()):
         first = max(0, length - window) // size if window else 0

@@ -13,7 +13,9 @@ WALKS = ("chunked", "naive")
 
 # A K tile and a V tile together. 32 KiB: two in flight on each multiprocessor of an H200 cover the
 # 23 KB that its bandwidth times its latency needs, and three programs fit into its shared memory.
+# gfx942 has 64 KiB of it: with 32 KiB and the ids' scratch one program would fit, with 16 three.
 TILE_BYTES = 32 * 1024
+SMALL_TILE_BYTES = {"gfx942": 16 * 1024}
 # A program that gets fewer tiles spends its time filling its pipeline.
 MIN_TILES = 4
 # No split is longer than this, so that one long sequence among short ones is spread out too.
@@ -24,8 +26,8 @@ WAVE_TILES = 1
 MERGE_TILES = 2
 PROGRAMS_PER_SM = 2
 
-# Stages, so that stages - 1 tiles are buffered. gfx942 has 64 KiB of shared memory, and no loads
-# that bypass registers: one tile is in shared memory while the next is in registers.
+# Stages, so that stages - 1 tiles are buffered. gfx942 has no loads that bypass registers: one tile is
+# in shared memory while the next is in registers.
 STAGES = {"sm_80": 3, "sm_90": 3, "sm_100": 4, "gfx942": 2, "interpreter": 1}
 OTHER_STAGES = 2 # chips with about 100 KiB (sm_86, sm_89, sm_120) and unknown ones
 
@@ -66,19 +68,21 @@ def rows_for(group: int) -> int:
     return min(64, max(16, next_power_of_2(group)))
 
 
-def tile_for(*, head_dim: int, item_bytes: int) -> int:
+def tile_for(*, head_dim: int, item_bytes: int, arch: str) -> int:
     """Tokens a tile: K and V together TILE_BYTES, with head_dim as it is padded in memory."""
-    tokens = TILE_BYTES // (2 * item_bytes * next_power_of_2(head_dim))
+    room = SMALL_TILE_BYTES.get(arch, TILE_BYTES)
+    tokens = room // (2 * item_bytes * next_power_of_2(head_dim))
     return max(16, min(128, tokens))
 
 
 def chunk_tiles_for(*, tile: int, block_size: int) -> int:
     """Tiles whose block ids are in registers at once.
 
-    A gather costs ids / 32 shuffles, so few ids; a chunk that ends drains the pipeline, so many
-    tiles: block size 1 takes 256 ids for 4 tiles of 64 tokens, block size 16 takes 64 for 16 tiles.
+    A chunk that ends drains the pipeline, so 1,024 tokens, 16 tiles of 64. The ids live in registers
+    and are gathered through shared memory: more than 512 of them (block size 1) cost other values
+    their registers.
     """
-    ids = max(32, 1024 // block_size)
+    ids = max(32, min(512, 1024 // block_size))
     if block_size <= tile:
         return max(1, ids * block_size // tile)
     # A chunk may begin inside a block: then its ids cover one block less.
@@ -131,7 +135,7 @@ def plan_for(
     walk: str = "chunked",
 ) -> Plan:
     """The plan for a case; block_size None is the contiguous twin's. arch as in STAGES."""
-    tile = tile_for(head_dim=head_dim, item_bytes=item_bytes)
+    tile = tile_for(head_dim=head_dim, item_bytes=item_bytes, arch=arch)
     rows = rows_for(query_heads // kv_heads)
     row_groups = -(-(query_heads // kv_heads) // rows)
     splits = num_splits or num_splits_for(

@@ -1,6 +1,6 @@
 """Read every byte of a buffer once and keep nearly nothing: a GPU's roof for reading.
 
-    sums[p] = Σ words of program p's share, as int32 (it wraps)
+    sums[p] = Σ words of program p's 32 KiB, as integers of 64 bits
 
 Decode reads; a copy's roof says less of it, since it writes as much as it reads.
 """
@@ -22,7 +22,7 @@ WORDS = 8192
 def _read(words, sums, num_words, WORDS: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * WORDS + tl.arange(0, WORDS)
     values = tl.load(words + at, mask=at < num_words, other=0)
-    tl.store(sums + tl.program_id(0), tl.sum(values, 0))
+    tl.store(sums + tl.program_id(0), tl.sum(values.to(tl.int64), 0))
 
 
 def num_sums(x: torch.Tensor) -> int:
@@ -39,9 +39,9 @@ def prepare(x: torch.Tensor, *, out: torch.Tensor | None = None) -> Launch:
         f"x must be some multiple of 64 bytes at an address that is one of 16, not {num_bytes}",
     )
     words = x.view(-1).view(torch.int32)
-    out = words.new_empty(num_sums(x)) if out is None else out
+    out = words.new_empty(num_sums(x), dtype=torch.int64) if out is None else out
     shape_is("out", out, sums=num_sums(x))
-    is_dense("out", out, (torch.int32,))
+    is_dense("out", out, (torch.int64,))
     return Launch(
         kernel=_read,
         grid=(out.shape[0],),
@@ -52,7 +52,7 @@ def prepare(x: torch.Tensor, *, out: torch.Tensor | None = None) -> Launch:
 
 
 def read_sum(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """int32 [num_sums(x)]: the sums of each 32 KiB of x, contiguous, of any dtype."""
+    """int64 [num_sums(x)]: the sum of the int32 words of each 32 KiB of x, of any dtype."""
     launch = prepare(x, out=out)
     launch.run()
     return launch.arguments["sums"]
@@ -62,4 +62,4 @@ def reference(x: torch.Tensor) -> torch.Tensor:
     """`read_sum` in plain torch."""
     words = x.contiguous().view(-1).view(torch.int32).long()
     padded = torch.nn.functional.pad(words, (0, num_sums(x) * WORDS - words.numel()))
-    return padded.view(-1, WORDS).sum(1).to(torch.int32)
+    return padded.view(-1, WORDS).sum(1)
