@@ -58,10 +58,20 @@ def time_continuous(decoder: Decoder, case: DecodeCase, ids: Tensor, repeats: in
         itl_s=tuple(b - a for times in stamps for a, b in pairwise(times)),
         wall_s=walls[len(walls) // 2],
         tokens=_tokens(runs[-1]),
-        reserved_bytes=num_blocks(case) * page_size(case) * decoder.token_bytes,
+        reserved_bytes=_reserved_bytes(decoder, case),
         used_bytes=used_bytes(decoder, case.batch, case.cached_tokens),
         cuda_graph=decoder.device.startswith("cuda"),
     )
+
+
+def _reserved_bytes(decoder: Decoder, case: DecodeCase) -> int | None:
+    """Its pool. Where 5.17 puts layers with and without a window into groups, it is not known."""
+    from transformers import ContinuousBatchingConfig
+
+    mixed = len(set(decoder.heads.windows)) > 1
+    if mixed and "page_size" not in ContinuousBatchingConfig.__dataclass_fields__:
+        return None
+    return num_blocks(case) * page_size(case) * decoder.token_bytes
 
 
 def continuous_tokens(decoder: Decoder, case: DecodeCase, ids: Tensor) -> Tensor:
@@ -77,16 +87,19 @@ def _generate(decoder: Decoder, case: DecodeCase, ids: Tensor, output: int) -> l
     """Its outputs in the order of the prompts. Raises KvtoolError if one failed."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
-    attend(decoder, "sdpa")
     gpu = decoder.device.startswith("cuda")
+    # 5.24 calls a page what 5.17 calls a block, and has a switch where 5.17 goes by the name.
+    fields = ContinuousBatchingConfig.__dataclass_fields__
+    switched = "auto_switch_to_flash" in fields
+    attend(decoder, "sdpa" if switched else "paged|sdpa")
     config = ContinuousBatchingConfig(
-        page_size=page_size(case),
         num_blocks=num_blocks(case),
         max_batch_tokens=min(case.batch * case.total_tokens, MOST_BATCH_TOKENS),
         allow_block_sharing=False,
-        auto_switch_to_flash=False,
         use_async_batching=None if gpu else False,
         use_cuda_graph=None if gpu else False,
+        **{"page_size" if "page_size" in fields else "block_size": page_size(case)},
+        **({"auto_switch_to_flash": False} if switched else {}),
     )
     greedy = GenerationConfig(  # type: ignore[no-untyped-call]
         max_new_tokens=output, do_sample=False, eos_token_id=-1

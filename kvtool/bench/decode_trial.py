@@ -33,7 +33,7 @@ class Timed:
     wall_s: float
     """From the first prefill to the last token, of one repeat."""
     tokens: Tensor
-    reserved_bytes: int
+    reserved_bytes: int | None
     used_bytes: int
     cuda_graph: bool
 
