@@ -115,6 +115,16 @@ def blueprint(loaded: LoadedConfig, *, layers: int | None = None) -> Blueprint:
     )
 
 
+def refuse_long(plan: Blueprint, tokens: int) -> None:
+    """Refuse a sequence that is longer than the model's own maximum."""
+    if plan.max_context is not None and tokens > plan.max_context:
+        raise KvtoolError(
+            f"{tokens:,} tokens are more than {plan.name} has positions for ({plan.max_context:,})",
+            "shorten the prompt or the output",
+            code="context_too_long",
+        )
+
+
 def _cut(raw: dict[str, Any], old: int, new: int) -> dict[str, Any]:
     """The config with the first layers alone: its count, and every list with an entry a layer."""
     out: dict[str, Any] = {}

@@ -85,22 +85,9 @@ def _tokens(run: list[Any]) -> Tensor:
 
 def _generate(decoder: Decoder, case: DecodeCase, ids: Tensor, output: int) -> list[Any]:
     """Its outputs in the order of the prompts. Raises KvtoolError if one failed."""
-    from transformers import ContinuousBatchingConfig, GenerationConfig
+    from transformers import GenerationConfig
 
-    gpu = decoder.device.startswith("cuda")
-    # 5.24 calls a page what 5.17 calls a block, and has a switch where 5.17 goes by the name.
-    fields = ContinuousBatchingConfig.__dataclass_fields__
-    switched = "auto_switch_to_flash" in fields
-    attend(decoder, "sdpa" if switched else "paged|sdpa")
-    config = ContinuousBatchingConfig(
-        num_blocks=num_blocks(case),
-        max_batch_tokens=min(case.batch * case.total_tokens, MOST_BATCH_TOKENS),
-        allow_block_sharing=False,
-        use_async_batching=None if gpu else False,
-        use_cuda_graph=None if gpu else False,
-        **{"page_size" if "page_size" in fields else "block_size": page_size(case)},
-        **({"auto_switch_to_flash": False} if switched else {}),
-    )
+    config = _config(decoder, case)
     greedy = GenerationConfig(  # type: ignore[no-untyped-call]
         max_new_tokens=output, do_sample=False, eos_token_id=-1
     )
@@ -123,6 +110,32 @@ def _generate(decoder: Decoder, case: DecodeCase, ids: Tensor, output: int) -> l
             code="continuous_failed",
         )
     return done
+
+
+def _config(decoder: Decoder, case: DecodeCase) -> Any:
+    """Its configuration, and SDPA as the model's attention.
+
+    5.24 calls a page what 5.17 calls a block, and has a switch where 5.17 goes by the name.
+    """
+    from transformers import ContinuousBatchingConfig
+
+    gpu = decoder.device.startswith("cuda")
+    fields = ContinuousBatchingConfig.__dataclass_fields__
+    size = "page_size" if "page_size" in fields else "block_size"
+    given: dict[str, Any] = {size: page_size(case)}
+    if "auto_switch_to_flash" in fields:
+        given["auto_switch_to_flash"] = False
+        attend(decoder, "sdpa")
+    else:
+        attend(decoder, "paged|sdpa")
+    return ContinuousBatchingConfig(
+        num_blocks=num_blocks(case),
+        max_batch_tokens=min(case.batch * case.total_tokens, MOST_BATCH_TOKENS),
+        allow_block_sharing=False,
+        use_async_batching=None if gpu else False,
+        use_cuda_graph=None if gpu else False,
+        **given,
+    )
 
 
 @contextmanager

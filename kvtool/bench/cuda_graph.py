@@ -13,7 +13,7 @@ class Replay:
     """Calls a function of fixed tensors, at best as a CUDA graph.
 
     `run` reads and writes tensors that stay where they are; run again with the same input it must
-    do the same, after `rewind` has put back what it counts. Where recording fails it is called.
+    do the same, after `rewind` has put back what it counts. Where nothing is recorded it is called.
     """
 
     def __init__(self, run: Callable[[], Any], rewind: Callable[[], None], *, wanted: bool) -> None:
@@ -30,12 +30,15 @@ class Replay:
 
     def __call__(self) -> Any:
         """One run; the result is a copy, the next run does not change it."""
-        if self._wanted and self._graph is None:
-            self._record()
         if self._graph is None:
             return self._run()
         self._graph.replay()
         return self._out.clone()
+
+    def record(self) -> None:
+        """Record one run on the input that is there, if that is wanted and possible."""
+        if self._wanted and self._graph is None:
+            self._record()
 
     def _record(self) -> None:
         import torch

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from kvtool.bench.blueprint import Blueprint, blueprint
+from kvtool.bench.blueprint import Blueprint, blueprint, refuse_long
 from kvtool.bench.continuous import continuous_tokens, time_continuous
 from kvtool.bench.decode_kernels import Kernels, kernels_for
 from kvtool.bench.decode_memory import (
@@ -68,6 +68,7 @@ def uniform_rows(
     `same_tokens` False in a row is a wrong answer: the caller's exit code is 1.
     """
     for case in run.cases:
+        refuse_long(plan, case.total_tokens)
         needed = case_bytes(plan, case, ITEM_BYTES[choice.dtype])
         check_memory(plan, choice, needed, what=case_words(case), lower=LOWER)
     yield from hushed(_all_rows(plan, choice, run, roofs, advance, make_kernels), run.threads)

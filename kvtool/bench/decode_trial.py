@@ -11,7 +11,7 @@ import torch
 
 from kvtool.bench.decode_settings import Advance, DecodeCase
 from kvtool.bench.model import prompts
-from kvtool.bench.sessions import Session, Setting, open_session
+from kvtool.bench.sessions import Setting, open_session
 
 Tensor = torch.Tensor
 
@@ -48,6 +48,7 @@ def warm_up(setting: Setting, case: DecodeCase, ids: Tensor) -> None:
     """Kernels compiled, libraries started, memory touched: a prefill and a few steps, thrown away."""
     session = open_session(setting, case)
     tokens = session.prefill(ids)
+    session.record(tokens)
     for _ in range(min(WARM_UP_STEPS, case.output_tokens - 1)):
         tokens = session.step(tokens)
     synchronize(setting.decoder.device)
@@ -59,24 +60,32 @@ def timed(setting: Setting, case: DecodeCase, ids: Tensor, repeats: int, advance
     for number in range(repeats):
         runs.append(_once(setting, case, ids))
         advance(f"{case.cache}, batch {case.batch}: run {number + 1} of {repeats}")
-    _, _, tokens, session = runs[-1]
-    reserved, used = session.held()
-    totals = sorted(first + sum(gaps) for first, gaps, _, _ in runs)
+    last = runs[-1]
+    totals = sorted(one.ttft_s + sum(one.gaps_s) for one in runs)
     return Timed(
-        ttft_s=tuple(run[0] for run in runs),
-        tpot_s=tuple(sum(run[1]) / len(run[1]) for run in runs),
-        itl_s=tuple(gap for run in runs for gap in run[1]),
+        ttft_s=tuple(one.ttft_s for one in runs),
+        tpot_s=tuple(sum(one.gaps_s) / len(one.gaps_s) for one in runs),
+        itl_s=tuple(gap for one in runs for gap in one.gaps_s),
         wall_s=totals[len(totals) // 2],
-        tokens=tokens,
-        reserved_bytes=reserved,
-        used_bytes=used,
-        cuda_graph=session.is_graph(),
+        tokens=last.tokens,
+        reserved_bytes=last.held_bytes[0],
+        used_bytes=last.held_bytes[1],
+        cuda_graph=last.cuda_graph,
     )
 
 
-def _once(
-    setting: Setting, case: DecodeCase, ids: Tensor
-) -> tuple[float, list[float], Tensor, Session]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Once:
+    """One repeat, without the session: its cache is free again."""
+
+    ttft_s: float
+    gaps_s: tuple[float, ...]
+    tokens: Tensor
+    held_bytes: tuple[int, int]
+    cuda_graph: bool
+
+
+def _once(setting: Setting, case: DecodeCase, ids: Tensor) -> _Once:
     device = setting.decoder.device
     session = open_session(setting, case)
     synchronize(device)
@@ -84,19 +93,27 @@ def _once(
     out = [session.prefill(ids)]
     synchronize(device)
     first = time.perf_counter() - clock
+    session.record(out[-1])  # once a batch in a server, so not part of a token's time
     gaps = []
     for _ in range(case.output_tokens - 1):
         clock = time.perf_counter()
         out.append(session.step(out[-1]))
         synchronize(device)
         gaps.append(time.perf_counter() - clock)
-    return first, gaps, torch.stack(out, 1).cpu(), session
+    return _Once(
+        ttft_s=first,
+        gaps_s=tuple(gaps),
+        tokens=torch.stack(out, 1).cpu(),
+        held_bytes=session.held(),
+        cuda_graph=session.is_graph(),
+    )
 
 
 def greedy_tokens(setting: Setting, case: DecodeCase, ids: Tensor) -> Tensor:
     """What a case generates [batch, output_tokens], untimed, on the CPU."""
     session = open_session(setting, case)
     out = [session.prefill(ids)]
+    session.record(out[-1])
     for _ in range(case.output_tokens - 1):
         out.append(session.step(out[-1]))
     return torch.stack(out, 1).cpu()
@@ -121,6 +138,7 @@ def time_exponent(
         )
         session = open_session(setting, one)
         tokens = session.prefill(prompts(setting.decoder, 1, one.prompt_tokens, seed))
+        session.record(tokens)
         samples = []
         for _ in range(FIT_SAMPLES):
             synchronize(device)

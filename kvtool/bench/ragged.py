@@ -14,7 +14,7 @@ import torch
 
 from kvtool.bench import decode_bytes as arithmetic
 from kvtool.bench.batching import Batcher, Prompt, Sequence, Tally, check_fits
-from kvtool.bench.blueprint import Blueprint, blueprint
+from kvtool.bench.blueprint import Blueprint, blueprint, refuse_long
 from kvtool.bench.decode_kernels import Kernels, kernels_for
 from kvtool.bench.decode_memory import ITEM_BYTES, check_memory, named_if_full
 from kvtool.bench.decode_row import model_inputs
@@ -62,6 +62,7 @@ def ragged_rows(
 
     `same_tokens` is that of the first `check_requests` requests; False is a wrong answer.
     """
+    refuse_long(plan, int((run.requests.prompt_tokens + run.requests.output_tokens).max()))
     item = ITEM_BYTES[choice.dtype]
     pools = [pool_for(plan, run, cache, item) for cache in RAGGED]
     check_memory(plan, choice, {"cache": run.kv_budget_bytes}, what="ragged batching", lower=LOWER)

@@ -26,11 +26,13 @@ Tensor = torch.Tensor
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
     """`prefill` takes ids [batch, tokens] and `step` the last tokens [batch]; both give the next
-    ones, greedily. `held` tells the bytes of the cache: reserved, and used."""
+    ones, greedily. `record`, between the two, records the steps as a CUDA graph where there is one.
+    `held` tells the bytes of the cache: reserved, and used."""
 
     prefill: Callable[[Tensor], Tensor]
     step: Callable[[Tensor], Tensor]
     held: Callable[[], tuple[int, int]]
+    record: Callable[[Tensor], None] = lambda tokens: None
     is_graph: Callable[[], bool] = lambda: False
 
 
@@ -112,10 +114,17 @@ def _static(setting: Setting, case: DecodeCase) -> Session:
     def prefill(prompt: Tensor) -> Tensor:
         return forward(decoder, prompt, use_cache=True, **{decoder.cache_name: cache})
 
-    def step(tokens: Tensor) -> Tensor:
-        nonlocal position
+    def place_input(tokens: Tensor) -> None:
         ids.copy_(tokens[:, None])
         place.fill_(position)
+
+    def record(tokens: Tensor) -> None:
+        place_input(tokens)
+        replay.record()
+
+    def step(tokens: Tensor) -> Tensor:
+        nonlocal position
+        place_input(tokens)
         out: Tensor = replay()
         position += 1
         return out
@@ -124,7 +133,9 @@ def _static(setting: Setting, case: DecodeCase) -> Session:
         reserved = sum(one.bytes for one in live.held(cache))
         return reserved, used_bytes(decoder, case.batch, position)
 
-    return Session(prefill=prefill, step=step, held=held, is_graph=lambda: replay.is_graph)
+    return Session(
+        prefill=prefill, step=step, held=held, record=record, is_graph=lambda: replay.is_graph
+    )
 
 
 def _ours(setting: Setting, case: DecodeCase) -> Session:
@@ -141,24 +152,42 @@ def _ours(setting: Setting, case: DecodeCase) -> Session:
         device=decoder.device,
         contiguous=contiguous,
     )
+    return _on_blocks(setting, case, store)
+
+
+def _on_blocks(setting: Setting, case: DecodeCase, store: KvStore) -> Session:
+    decoder, sequences = setting.decoder, range(case.batch)
     stepping = Stepping(decoder, store, case.total_tokens, setting.cuda_graph)
-    sequences = range(case.batch)
+    has_room = False
+
+    def make_room() -> None:
+        nonlocal has_room
+        for sequence in () if has_room else sequences:
+            store.append(sequence)
+        has_room = True
 
     def prefill(ids: Tensor) -> Tensor:
         for sequence in sequences:
             store.pool.allocate(sequence, ids.shape[1])
         return stepping.prefill(sequences, ids)
 
+    def record(tokens: Tensor) -> None:
+        make_room()
+        stepping.record(sequences, tokens)
+
     def step(tokens: Tensor) -> Tensor:
-        for sequence in sequences:
-            store.append(sequence)
+        nonlocal has_room
+        make_room()
+        has_room = False
         return stepping.step(sequences, tokens)
 
     def held() -> tuple[int, int]:
         used = used_bytes(decoder, case.batch, store.pool.num_tokens(0))
         return store.held_bytes, used
 
-    return Session(prefill=prefill, step=step, held=held, is_graph=lambda: stepping.is_graph)
+    return Session(
+        prefill=prefill, step=step, held=held, record=record, is_graph=lambda: stepping.is_graph
+    )
 
 
 SESSIONS: dict[str, Callable[[Setting, DecodeCase], Session]] = {

@@ -25,8 +25,8 @@ def attend(decoder: Decoder, key: str) -> None:
 class Stepping:
     """Forward passes of a model over a store. Slots must be there: allocate and append come first.
 
-    With `cuda_graph` the decode step of the first batch size is recorded once and replayed; the
-    tensors it reads are then written to in place, so the block table has room for `max_tokens`.
+    With `cuda_graph` the decode step of one batch is recorded once and replayed; the tensors that it
+    reads are written to in place, so the block table has room for `max_tokens`.
     """
 
     def __init__(
@@ -64,10 +64,18 @@ class Stepping:
         if not self._graph:
             step = decode_step(self.store, sequences)
             return self._run(step, tokens[:, None], step.lengths)
-        step = decode_step(self.store, sequences, width=self._width)
-        return self._replayed(replace(step, max_context=self._max_tokens), tokens)
+        found: Tensor = self._placed(sequences, tokens)()
+        return found
 
-    def _replayed(self, new: Step, tokens: Tensor) -> Tensor:
+    def record(self, sequences: Sequence[Any], tokens: Tensor) -> None:
+        """Record the decode step that comes next; its slots must be there."""
+        if self._graph:
+            self._placed(sequences, tokens).record()
+
+    def _placed(self, sequences: Sequence[Any], tokens: Tensor) -> Replay:
+        """What replays a step, its input in place."""
+        new = decode_step(self.store, sequences, width=self._width)
+        new = replace(new, max_context=self._max_tokens)
         if self._fixed is None or self._replay is None:
             fixed = new, tokens[:, None].clone()
             self._fixed = fixed
@@ -84,8 +92,7 @@ class Stepping:
             assert target is not None
             assert source is not None
             target.copy_(source)
-        found: Tensor = self._replay()
-        return found
+        return self._replay
 
     def _run(self, step: Step, ids: Tensor, lengths: Tensor | None) -> Tensor:
         given: dict[str, Any] = {self.decoder.cache_name: self.cache}
