@@ -53,13 +53,19 @@ def measure_case(
     right = {name: one for name, one in ready.items() if verdicts[name].correct}
     samples, eager = _timed(data, right, budget_s, seed)
     found.notes += [f"{name}: not captured in a CUDA graph, its launches count" for name in eager]
+    if not data.is_cold:
+        found.notes.append(
+            f"batch {case.batch}, context {case.context_tokens:,}: so small that it may be read from "
+            "the last-level cache; so may the roofs"
+        )
     for name, one in ready.items():
         row = _row(case, device, name, one, verdicts[name])
         if name in right:
             row |= _times(case, samples, name, seed)
         else:
             row |= dict.fromkeys(TIMED)
-        found.rows.append(row | {"pools": data.pools, "peak_flop_per_s": peak})
+        row |= {"pools": data.pools, "cold": data.is_cold, "peak_flop_per_s": peak}
+        found.rows.append(row)
     return found
 
 

@@ -15,6 +15,8 @@ from kvtool.errors import KvtoolError
 
 COLD = 3
 """All pools together are so many times the last-level cache: none is read from there again."""
+MOST_POOLS = 64
+"""Copies of a small case: more would take longer to make than to measure."""
 MOST_SHARE = 0.7
 """Of the memory that is free: beyond it other programs, or the kernels' own buffers, run out."""
 PLANTED = 4
@@ -52,6 +54,11 @@ class Data:
         return len(self.k)
 
     @property
+    def is_cold(self) -> bool:
+        """Whether the copies are together so large that none is read from the last-level cache."""
+        return self.pools * self.case.kv_bytes >= COLD * self.device.cache_bytes
+
+    @property
     def scale(self) -> float:
         """Of the scores: 1/√head_dim unless a file says otherwise."""
         return float(self.case.head_dim**-0.5) if self.given_scale is None else self.given_scale
@@ -77,7 +84,7 @@ def pools_of(case: Case, device: Device) -> int:
     """How many copies are needed so that none is read from the last-level cache."""
     wanted = -(-COLD * device.cache_bytes // case.kv_bytes)
     room = int(MOST_SHARE * device.free_bytes) // memory_of(case, pools=1)
-    return max(1, min(wanted, room))
+    return max(1, min(wanted, room, MOST_POOLS))
 
 
 def memory_of(case: Case, *, pools: int) -> int:
@@ -155,6 +162,13 @@ def torch_dtype(name: str) -> Any:
     """torch's dtype of a KV dtype."""
     torch = load_torch()
     return {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[name]
+
+
+def flat(tensor: Any) -> Any:
+    """The memory of a tensor as one line, whichever way its axes are ordered; nothing is copied."""
+    while not tensor.is_contiguous():
+        tensor = tensor.permute(0, 2, 1, 3)
+    return tensor.view(-1)
 
 
 def out_of_memory(case: Case, needed: int, device: Device) -> KvtoolError:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kvtool.bench.data import Data
+from kvtool.bench.data import Data, flat
 from kvtool.bench.device import load_torch
 from kvtool.bench.timer import Call
 
@@ -86,27 +86,28 @@ def _mask(data: Data, longest: int) -> Any:
 
 
 def gather_sdpa(data: Data) -> Prepared:
-    """The blocks of every sequence gathered into a buffer that is there already, then sdpa on it."""
+    """The blocks of every sequence gathered into a buffer that is there already, then sdpa on it.
+
+    One index_select of whole rows: a block (nhd), or a head's part of a block (hnd), is one line of
+    memory in the pool, and lies in the buffer where sdpa wants it.
+    """
     torch = load_torch()
     case = data.case
-    most = data.table.shape[1]
-    index = data.table.clamp(min=0).view(-1).long()
-    heads_outside = case.layout == "hnd"
-    axis = 1 if heads_outside else 0
-    buffers, views = [], []
-    for _ in range(2):
-        buffer, view = _gather_buffer(data, most)
-        buffers.append(buffer)
-        views.append(view[:, : case.max_context])
+    per_block = case.kv_heads if case.layout == "hnd" else 1
+    index = _rows_of_blocks(data, per_block)
+    width = case.block_size * case.kv_heads * case.head_dim // per_block
     sources = [
-        tuple(one.permute(2, 0, 1, 3) if heads_outside else one for one in pair)
+        tuple(flat(one).view(-1, width) for one in pair)
         for pair in zip(data.k_cache, data.v_cache, strict=True)
     ]
-    inner = _sdpa(data, [(views[0], views[1])])
+    shape = (len(index), width)
+    buffers = [torch.zeros(shape, dtype=data.q.dtype, device=data.q.device) for _ in range(2)]
+    k, v = (_as_tokens(data, buffer)[:, : case.max_context] for buffer in buffers)
+    inner = _sdpa(data, [(k, v)])
 
     def run(pool: int) -> None:
         for source, buffer in zip(sources[pool], buffers, strict=True):
-            torch.index_select(source, axis, index, out=buffer)
+            torch.index_select(source, 0, index, out=buffer)
         inner.run(0)
 
     def output(pool: int) -> Any:
@@ -117,18 +118,20 @@ def gather_sdpa(data: Data) -> Prepared:
     return Prepared(run=run, output=output, extra_bytes=gathered + case.table_bytes)
 
 
-def _gather_buffer(data: Data, most: int) -> tuple[Any, Any]:
-    """The buffer that index_select fills, and the same memory as [batch, tokens, kv_heads, head_dim]."""
+def _rows_of_blocks(data: Data, per_block: int) -> Any:
+    """Which rows of the pool make the buffer: sequences, then heads (hnd), then blocks."""
     torch = load_torch()
-    case, like = data.case, data.k_cache[0]
-    count, size = case.batch * most, case.block_size
+    blocks = data.table.clamp(min=0).long()
+    parts = torch.arange(per_block, device=blocks.device)
+    return (blocks[:, None, :] * per_block + parts[None, :, None]).reshape(-1)
+
+
+def _as_tokens(data: Data, buffer: Any) -> Any:
+    """The buffer as [batch, tokens, kv_heads, head_dim]."""
+    case = data.case
     if case.layout == "nhd":
-        buffer = torch.zeros((count, *like.shape[1:]), dtype=like.dtype, device=like.device)
-        return buffer, buffer.view(case.batch, most * size, case.kv_heads, case.head_dim)
-    shape = (case.kv_heads, count, size, case.head_dim)
-    buffer = torch.zeros(shape, dtype=like.dtype, device=like.device)
-    view = buffer.view(case.kv_heads, case.batch, most * size, case.head_dim)
-    return buffer, view.permute(1, 2, 0, 3)
+        return buffer.view(case.batch, -1, case.kv_heads, case.head_dim)
+    return buffer.view(case.batch, case.kv_heads, -1, case.head_dim).permute(0, 2, 1, 3)
 
 
 def providers_of(kind: str) -> dict[str, Provider]:

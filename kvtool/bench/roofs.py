@@ -9,20 +9,13 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from kvtool.bench.data import torch_dtype
+from kvtool.bench.data import flat, torch_dtype
 from kvtool.bench.device import Device, load_torch
 from kvtool.bench.timer import Call, measure
 
 ROUNDS = 9
 CPU_MATMUL, GPU_MATMUL = 768, 8192
 """Rows of the square matrices whose product is the arithmetic roof."""
-
-
-def flat(tensor: Any) -> Any:
-    """The memory of a tensor as one line, whichever way its axes are ordered; nothing is copied."""
-    while not tensor.is_contiguous():
-        tensor = tensor.permute(0, 2, 1, 3)
-    return tensor.view(-1)
 
 
 def read_call(pools: list[tuple[Any, ...]], device: Device, threads: int | None) -> Call:

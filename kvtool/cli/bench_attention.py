@@ -59,6 +59,6 @@ def attention(
     """A paged decode kernel, its contiguous twin, and what else is installed."""
     given: dict[str, Any] = {k: v for k, v in locals().items() if k not in _NOT_ASKED}
     out = output_from(format, json, output, quiet, verbose)
-    from kvtool.cli.bench_run import run_attention
+    from kvtool.cli.bench_attention_run import run_attention
 
     run_attention(given, out)

@@ -1,239 +1,40 @@
-"""The run of `kvtool bench`: cases one after the other, what was measured kept whatever happens."""
+"""The run of `kvtool bench all`: the defaults of both commands, with what was typed put in."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvtool.bench import npz
-from kvtool.bench.attention import Found, measure_case
-from kvtool.bench.case import Case
-from kvtool.bench.data import make, make_from
-from kvtool.bench.device import Device, describe, find_device, nvml_record
-from kvtool.bench.failures import named_failure
-from kvtool.bench.providers import NAMES, ON_REQUEST
-from kvtool.bench.roofs import matmul_roof
-from kvtool.cli.bench_cases import cases_of
-from kvtool.cli.options import names_in
-from kvtool.errors import INTERRUPTED, KvtoolError, usage_error
-from kvtool.output import Output, check_writable, write_file
-from kvtool.run import Row, Run, environment
+from kvtool.bench.device import find_device
+from kvtool.cli.bench_attention import attention
+from kvtool.cli.bench_attention_run import measure_cases
+from kvtool.cli.bench_cases import cases_of, threads_of
+from kvtool.cli.bench_decode import decode
+from kvtool.cli.bench_decode_run import measure_decode
+from kvtool.cli.bench_emit import emit, params_in_errors
+from kvtool.output import Output
 from kvtool.units import parse_seconds
-from kvtool.view.bench import view
-
-ON_A_CPU = "no GPU here: this measures the CPU backend, and says nothing about a GPU"
 
 
-@dataclass(slots=True, kw_only=True)
-class Measured:
-    """What a run has found so far, and what ended it early."""
-
-    rows: list[Row] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    failed: KvtoolError | None = None
-
-
-def run_attention(given: Mapping[str, Any], out: Output) -> None:
-    """Measure the cases, or list them."""
-    with _params_in_errors(given):
+def run_all(given: Mapping[str, Any], out: Output) -> None:
+    """The attention cases, then decode unless they failed; the rows of both in one run."""
+    with params_in_errors(given):
         device = find_device(given["device"])
-        inputs = None if given["inputs"] is None else npz.read_inputs(given["inputs"])
-        listed, notes = _listed(given, device, inputs)
-        _check_files(given, listed)
+        kernels = _defaults(attention) | dict(given)
+        threads = threads_of(given["threads"])[0]
+        models = _defaults(decode) | dict(given) | {"dtype": given["kv_dtype"], "threads": threads}
+        listed, notes = cases_of(kernels, device)
         budget_s = parse_seconds(given["budget"], name="--budget")
-        if given["dry_run"]:
-            _dry_run(listed, device, given, notes, out)
-            return
-        measured = measure_cases(listed, device, given, budget_s, inputs, out)
-    _emit("bench attention", given, device, measured, notes, out)
+        measured = measure_cases(listed, device, kernels, budget_s, None, out)
+        if measured.failed is None:
+            more, said = measure_decode(models, device, out)
+            measured.rows += more.rows
+            measured.failed = more.failed
+            notes += said
+    emit("bench", given, device, measured, notes, out)
 
 
-def _listed(
-    given: Mapping[str, Any], device: Device, inputs: npz.Inputs | None
-) -> tuple[list[Case], list[str]]:
-    if inputs is None:
-        return cases_of(given, device)
-    found, notes = cases_of({**given, "batch": "1", "context": "1", "model": None}, device)
-    layouts = dict.fromkeys(
-        (one.layout, one.threads, one.num_splits, one.num_stages) for one in found
-    )
-    return [
-        inputs.case(layout=layout, threads=threads, num_splits=splits, num_stages=stages)
-        for layout, threads, splits, stages in layouts
-    ], notes
-
-
-def _check_files(given: Mapping[str, Any], listed: Sequence[Case]) -> None:
-    """Refuse what would fail after the work."""
-    path: Path | None = given["dump_output"]
-    if path is None:
-        return
-    if len(listed) > 1:
-        raise usage_error(
-            f"--dump-output is of one case, and these are {len(listed)}",
-            "give one value of each list, such as --batch 1 --context 100",
-        )
-    if path.suffix.lower() != ".npz":
-        raise usage_error(f"--dump-output {path}: it is written as .npz", "name it so: answer.npz")
-    check_writable(path)
-
-
-def measure_cases(
-    listed: Sequence[Case],
-    device: Device,
-    given: Mapping[str, Any],
-    budget_s: float,
-    inputs: npz.Inputs | None,
-    out: Output,
-) -> Measured:
-    """The rows of every case; the first failure or Ctrl-C ends it, with what there is."""
-    names = _providers(given.get("provider"))
-    measured = Measured()
-    peaks: dict[tuple[str, int | None], float] = {}
-    ends = time.monotonic() + budget_s
-    with out.progress("bench attention", len(listed)) as advance:
-        for done, case in enumerate(listed):
-            share = max(0.0, ends - time.monotonic()) / (len(listed) - done)
-            try:
-                with named_failure(case, device):
-                    found = _one(case, device, names, share, given, inputs, peaks)
-            except KeyboardInterrupt:
-                measured.failed = interrupted(len(measured.rows), f"{done} of {len(listed)} cases")
-                break
-            except KvtoolError as error:
-                if not measured.rows:
-                    raise
-                measured.failed = error
-                break
-            measured.rows += found.rows
-            measured.notes += found.notes
-            advance(1)
-    return measured
-
-
-def _one(
-    case: Case,
-    device: Device,
-    names: Sequence[str],
-    budget_s: float,
-    given: Mapping[str, Any],
-    inputs: npz.Inputs | None,
-    peaks: dict[tuple[str, int | None], float],
-) -> Found:
-    # A CPU's kernels compute in fp32 whatever the cache holds.
-    key = (case.kv_dtype if device.is_gpu else "fp32", case.threads)
-    if key not in peaks:
-        peaks[key] = matmul_roof(device, key[0], threads=case.threads)
-
-    def keep(data: Any, ready: Any) -> None:
-        if given.get("dump_output") is not None:
-            write_npz(given["dump_output"], npz.outputs(data, ready))
-
-    seed = given["seed"]
-    data = make(case, device, seed=seed) if inputs is None else make_from(case, device, inputs)
-    return measure_case(data, names=names, budget_s=budget_s, seed=seed, peak=peaks[key], keep=keep)
-
-
-def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
-    """The arrays as a compressed file that is there whole or not at all."""
-    import io
-
-    import numpy as np
-
-    text = io.BytesIO()
-    np.savez_compressed(text, **arrays)
-    write_file(path, text.getvalue())
-
-
-def _providers(typed: str | None) -> list[str]:
-    return list(NAMES) if typed is None else names_in(typed, "--provider", (*NAMES, *ON_REQUEST))
-
-
-def _dry_run(
-    listed: Sequence[Case],
-    device: Device,
-    given: Mapping[str, Any],
-    notes: Sequence[str],
-    out: Output,
-) -> None:
-    from kvtool.bench.forecast import forecast
-
-    names = _providers(given["provider"])
-    budget_s = parse_seconds(given["budget"], name="--budget")
-    rows = [forecast(case, device, names, budget_s / len(listed)) for case in listed]
-    found = Measured(rows=rows)
-    _emit("bench attention", given, device, found, notes, out)
-
-
-def interrupted(rows: int, where: str) -> KvtoolError:
-    """Ctrl-C, with what had been measured."""
-    kept = "what was measured is above" if rows else "nothing was measured yet"
-    return KvtoolError(
-        f"interrupted after {where}",
-        f"{kept}; run again for the rest",
-        code="interrupted",
-        exit_code=INTERRUPTED,
-    )
-
-
-def _emit(
-    command: str,
-    given: Mapping[str, Any],
-    device: Device,
-    measured: Measured,
-    notes: Sequence[str],
-    out: Output,
-) -> None:
-    """Everything that was found as one run; a wrong kernel fails it."""
-    threads = max((row["threads"] or 0 for row in measured.rows if "threads" in row), default=0)
-    env = environment() | describe(device, threads=threads or None)
-    if device.is_gpu:
-        env |= {"after": nvml_record()}
-    elif given["device"] == "auto":
-        notes = [ON_A_CPU, *notes]
-    run = Run(
-        command=command,
-        params={name: _plain(value) for name, value in given.items()},
-        rows=tuple(measured.rows),
-        notes=(*notes, *dict.fromkeys(measured.notes)),
-        env=env,
-    )
-    out.emit(run, view(run), failed=wrong(measured.rows) or measured.failed)
-
-
-def wrong(rows: Sequence[Row]) -> KvtoolError | None:
-    """The gate: a provider that computes something else, a cache that changes what is generated."""
-    for row in rows:
-        if row.get("correct") is False:
-            error = row["max_abs_error"]
-            by = "gives values that are no numbers" if error is None else f"is off by {error:.3g}"
-            return KvtoolError(
-                f"{row['provider']} is wrong: it {by}, {row['tolerance']:.3g} are allowed (batch "
-                f"{row['batch']}, context {row['context_tokens']:,}, block size {row['block_size']})",
-                "it gets no speed; --dump-output writes what it was given and what it made of it",
-                code="wrong_result",
-            )
-        if row.get("same_tokens") is False:
-            return KvtoolError(
-                f"cache {row['cache']} generates other tokens than the dynamic cache",
-                "its figures are not to be trusted; please report it with the output of --json",
-                code="wrong_result",
-            )
-    return None
-
-
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value
-
-
-@contextmanager
-def _params_in_errors(given: Mapping[str, Any]) -> Iterator[None]:
-    try:
-        yield
-    except KvtoolError as error:
-        error.params = {name: _plain(value) for name, value in given.items()}
-        raise
+def _defaults(command: Callable[..., None]) -> dict[str, Any]:
+    """Every option of a command as it stands when nothing is typed."""
+    return {name: one.default for name, one in inspect.signature(command).parameters.items()}

@@ -24,8 +24,8 @@ def view(run: Run) -> View:
         said += attention.sentences(timed, run.env)
     if models:
         tables += decode.tables(models)
-        said += decode.sentences(models)
-    charts = (*attention.charts(timed, run.env), *decode.charts(models))
+        said += decode.sentences(models, run.env)
+    charts = (*attention.charts(timed, run.env), *decode.charts(models, run.env))
     return View(
         tables=tuple(tables),
         sentences=tuple(said),

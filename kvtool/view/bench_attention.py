@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from kvtool.run import Row
@@ -27,6 +26,7 @@ def table(rows: Sequence[Row]) -> Table:
     cells = _cells(rows)
     columns = (*(_title(name) for name in varying), "provider", *cells)
     return Table(
+        title="decode attention",
         columns=columns,
         rows=tuple(
             (
@@ -200,21 +200,26 @@ def _bandwidth(rows: Sequence[Row], axis: str, place: str) -> Chart:
     lines: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         lines.setdefault(_label(row, others), []).append((row[axis], row["gb_per_s"]))
-    roofs = [row["read_roof_gb_per_s"] for row in rows]
+    for row in rows:  # the roof of a case is the same in each of its rows
+        lines.setdefault("read roof", []).append((row[axis], row["read_roof_gb_per_s"]))
     unit = "block size (tokens)" if axis == "block_size" else "context (tokens)"
     return Chart(
         title=f"Decode attention on {place}",
         x_label=unit,
         y_label="GB/s of K and V, queries and output",
         lines=tuple(_line(name, points) for name, points in lines.items()),
-        levels=(("read roof", sorted(roofs)[len(roofs) // 2]),),
         log_x=True,
     )
 
 
 def _line(name: str, points: list[tuple[float, float]]) -> Line:
-    points = sorted(points)
-    return Line(name=name, x=tuple(x for x, _ in points), y=tuple(y for _, y in points))
+    """Points from left to right; of several at one x, such as a roof's, the median."""
+    at: dict[float, list[float]] = {}
+    for x, y in sorted(points):
+        at.setdefault(x, []).append(y)
+    return Line(
+        name=name, x=tuple(at), y=tuple(sorted(values)[len(values) // 2] for values in at.values())
+    )
 
 
 def _label(row: Row, names: Sequence[str]) -> str:
@@ -241,7 +246,10 @@ def _roofline_chart(rows: Sequence[Row]) -> Chart:
         y_label="GFLOP/s",
         lines=(
             *((roof,) if roof else ()),
-            *(replace(_line(name, at), joined=False) for name, at in points.items()),
+            *(
+                Line(name=name, x=tuple(x for x, _ in at), y=tuple(y for _, y in at), joined=False)
+                for name, at in points.items()
+            ),
         ),
         log_x=True,
         log_y=True,

@@ -1,0 +1,195 @@
+"""The run of `kvtool bench decode`: what was typed as cases, and their rows one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from kvtool.bench.case import KV_DTYPES
+from kvtool.bench.decode_settings import (
+    CACHES,
+    DEFAULT_LAYERS,
+    DEFAULT_MODEL,
+    DecodeCase,
+    DecodeRun,
+    ModelChoice,
+    RaggedRun,
+    Roofs,
+    decode_cases,
+)
+from kvtool.bench.device import Device, find_device
+from kvtool.bench.failures import named_failure
+from kvtool.bench.roofs import matmul_roof, read_roof
+from kvtool.cli.bench_cases import block_sizes
+from kvtool.cli.bench_emit import Measured, emit, interrupted, params_in_errors
+from kvtool.cli.options import names_in
+from kvtool.config import LoadedConfig, load_config
+from kvtool.errors import KvtoolError
+from kvtool.output import Output
+from kvtool.run import Row
+from kvtool.units import parse_bytes, parse_count, parse_counts
+
+if TYPE_CHECKING:
+    from kvtool.bench.blueprint import Blueprint
+    from kvtool.requests import Requests
+
+MOST_TOKENS = 2**24
+MOST_CASES = 1_000
+RAGGED_MEANS, RESERVATIONS = 4, 2
+"""What a ragged run reserves a sequence, in mean lengths, and how many such reservations fit."""
+CHECKED = 4
+"""Requests that are run once more alone, for their tokens."""
+
+
+def run_decode(given: Mapping[str, Any], out: Output) -> None:
+    """Measure every case, then the requests of different lengths."""
+    with params_in_errors(given):
+        device = find_device(given["device"])
+        measured, notes = measure_decode(given, device, out)
+    emit("bench decode", given, device, measured, notes, out)
+
+
+def measure_decode(
+    given: Mapping[str, Any], device: Device, out: Output
+) -> tuple[Measured, list[str]]:
+    """The rows, what ended them early, and what must be said of them."""
+    from kvtool.bench.decode import uniform_rows, uniform_steps
+    from kvtool.bench.ragged import ragged_rows, ragged_steps
+
+    choice = _choice(given, device)
+    run = DecodeRun(
+        cases=_cases(given), threads=given["threads"], repeats=given["repeats"], seed=given["seed"]
+    )
+    plan = _plan(given)
+    ragged = _ragged(given, plan, choice) if given["num_requests"] else None
+    roofs = Roofs(
+        read=lambda size: read_roof(device, size, given["threads"]),
+        matmul=lambda: matmul_roof(device, choice.dtype, threads=given["threads"]),
+    )
+    steps = uniform_steps(run, choice) + (ragged_steps(ragged, choice) if ragged else 0)
+    with out.progress("bench decode", steps) as bar:
+
+        def advance(done: str) -> None:
+            bar(1)
+
+        def rows() -> Iterator[Row]:
+            if run.cases:
+                yield from uniform_rows(plan, choice, run, roofs, advance=advance)
+            if ragged is not None:
+                yield from ragged_rows(plan, choice, ragged, advance=advance)
+
+        measured = _collected(rows, device)
+    return measured, [*plan.notes, *plan.loaded.notes]
+
+
+def _collected(rows: Callable[[], Iterator[Row]], device: Device) -> Measured:
+    """Every row that was finished, and what ended them."""
+    measured = Measured()
+    try:
+        with named_failure("bench decode", device, _full):
+            for row in rows():
+                measured.rows.append({"bench": "decode", **row})
+    except KeyboardInterrupt:
+        measured.failed = interrupted(len(measured.rows), f"{len(measured.rows)} rows")
+    except KvtoolError as error:
+        if not measured.rows:
+            raise
+        measured.failed = error
+    return measured
+
+
+def _full() -> KvtoolError:
+    return KvtoolError(
+        "out of memory",
+        "lower --batch, --prompt-tokens, --output-tokens or --layers",
+        code="out_of_memory",
+    )
+
+
+def _choice(given: Mapping[str, Any], device: Device) -> ModelChoice:
+    default = "bf16" if device.is_gpu else "fp32"
+    typed = given["dtype"]
+    return ModelChoice(
+        device=device.kind,
+        dtype=default if typed == "auto" else names_in(typed, "--dtype", tuple(KV_DTYPES))[0],
+        layers=given["layers"],
+        seed=given["seed"],
+        random_weights=given["random_weights"],
+    )
+
+
+def _cases(given: Mapping[str, Any]) -> tuple[DecodeCase, ...]:
+    def counts(name: str, high: int) -> tuple[int, ...]:
+        return tuple(parse_counts(given[name], name=f"--{name.replace('_', '-')}", high=high))
+
+    return decode_cases(
+        tuple(names_in(given["cache"], "--cache", CACHES)),
+        counts("batch", 2**16),
+        counts("prompt_tokens", MOST_TOKENS),
+        counts("output_tokens", MOST_TOKENS),
+        tuple(block_sizes(given["block_size"])),
+        max_tokens=_max_model_len(given),
+    )
+
+
+def _max_model_len(given: Mapping[str, Any]) -> int | None:
+    typed = given["max_model_len"]
+    return None if typed is None else parse_count(typed, name="--max-model-len", high=MOST_TOKENS)
+
+
+def _plan(given: Mapping[str, Any]) -> Blueprint:
+    """The model that is asked for; a small one, cut short, if none is."""
+    from kvtool.bench.blueprint import blueprint
+
+    loaded: LoadedConfig = load_config(given["model"] or DEFAULT_MODEL)
+    layers = given["layers"]
+    if given["model"] is None and layers is None:
+        layers = DEFAULT_LAYERS
+    return blueprint(loaded, layers=layers)
+
+
+def _ragged(given: Mapping[str, Any], plan: Blueprint, choice: ModelChoice) -> RaggedRun:
+    """The requests, at the first of the lengths and block sizes asked for."""
+    prompt, output = (
+        parse_counts(given[name], name=f"--{name.replace('_', '-')}", high=MOST_TOKENS)[0]
+        for name in ("prompt_tokens", "output_tokens")
+    )
+    most = _max_model_len(given) or min(
+        RAGGED_MEANS * (prompt + output), plan.max_context or MOST_TOKENS
+    )
+    from kvtool.bench.decode_memory import ITEM_BYTES
+
+    token_bytes = plan.heads.token_bytes(ITEM_BYTES[choice.dtype])
+    typed = given["kv_memory"]
+    return RaggedRun(
+        requests=_requests(given, prompt, output, most),
+        kv_budget_bytes=RESERVATIONS * most * token_bytes
+        if typed is None
+        else parse_bytes(typed, name="--kv-memory"),
+        max_model_len=most,
+        block_size=block_sizes(given["block_size"])[0],
+        samples=given["n"],
+        threads=given["threads"],
+        check_requests=CHECKED,
+        seed=given["seed"],
+    )
+
+
+def _requests(given: Mapping[str, Any], prompt: int, output: int, most: int) -> Requests:
+    """Exponential lengths with these means, none longer than its share of the maximum."""
+    from kvtool.lengths import parse_lengths
+    from kvtool.workload import Workload, chunks
+
+    longest = max(1, most * prompt // (prompt + output))
+    prompts = parse_lengths("exponential", name="--prompt-tokens", mean=prompt, cap=longest)
+    outputs = parse_lengths(
+        "exponential", name="--output-tokens", mean=output, cap=max(1, most - longest)
+    )
+    made = Workload(
+        name="ragged",
+        prompt=prompts,
+        output=outputs,
+        num_requests=given["num_requests"],
+        seed=given["seed"],
+    )
+    return next(chunks(made))

@@ -1,0 +1,97 @@
+"""What every `kvtool bench` does with what it found: one run, whatever happened, and the gate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvtool.bench.device import Device, describe, nvml_record
+from kvtool.errors import INTERRUPTED, KvtoolError
+from kvtool.output import Output
+from kvtool.run import Row, Run, environment
+from kvtool.view.bench import view
+
+ON_A_CPU = "no GPU here: this measures the CPU backend, and says nothing about a GPU"
+
+
+@dataclass(slots=True, kw_only=True)
+class Measured:
+    """What a run has found so far, and what ended it early."""
+
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    failed: KvtoolError | None = None
+
+
+def interrupted(rows: int, where: str) -> KvtoolError:
+    """Ctrl-C, with what had been measured."""
+    kept = "what was measured is above" if rows else "nothing was measured yet"
+    return KvtoolError(
+        f"interrupted after {where}",
+        f"{kept}; run again for the rest",
+        code="interrupted",
+        exit_code=INTERRUPTED,
+    )
+
+
+def emit(
+    command: str,
+    given: Mapping[str, Any],
+    device: Device,
+    measured: Measured,
+    notes: Sequence[str],
+    out: Output,
+) -> None:
+    """Everything that was found as one run; a wrong kernel fails it."""
+    threads = max((row["threads"] or 0 for row in measured.rows if "threads" in row), default=0)
+    env = environment() | describe(device, threads=threads or None)
+    if device.is_gpu:
+        env |= {"after": nvml_record()}
+    elif given["device"] == "auto":
+        notes = [ON_A_CPU, *notes]
+    run = Run(
+        command=command,
+        params={name: _plain(value) for name, value in given.items()},
+        rows=tuple(measured.rows),
+        notes=(*notes, *dict.fromkeys(measured.notes)),
+        env=env,
+    )
+    out.emit(run, view(run), failed=wrong(measured.rows) or measured.failed)
+
+
+def wrong(rows: Sequence[Row]) -> KvtoolError | None:
+    """The gate: a provider that computes something else, a cache that changes what is generated."""
+    for row in rows:
+        if row.get("correct") is False:
+            error = row["max_abs_error"]
+            by = "gives values that are no numbers" if error is None else f"is off by {error:.3g}"
+            return KvtoolError(
+                f"{row['provider']} is wrong: it {by}, {row['tolerance']:.3g} are allowed (batch "
+                f"{row['batch']}, context {row['context_tokens']:,}, block size {row['block_size']})",
+                "it gets no speed; --dump-output writes what it was given and what it made of it",
+                code="wrong_result",
+            )
+        if row.get("same_tokens") is False:
+            return KvtoolError(
+                f"cache {row['cache']} generates other tokens than the dynamic cache",
+                "its figures are not to be trusted; please report it with the output of --json",
+                code="wrong_result",
+            )
+    return None
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
+
+
+@contextmanager
+def params_in_errors(given: Mapping[str, Any]) -> Iterator[None]:
+    """Errors that know what was asked, as the JSON of a failed run tells it."""
+    try:
+        yield
+    except KvtoolError as error:
+        error.params = {name: _plain(value) for name, value in given.items()}
+        raise
