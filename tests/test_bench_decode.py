@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -179,6 +183,33 @@ def test_a_replayed_step_reads_the_tensors_that_are_written_to(
     assert not open_session(graph, case).is_graph()
 
 
+IN_THE_INTERPRETER = """
+from decode_cases import CONFIGS, tiny
+from kvtool.bench.decode import uniform_rows
+from kvtool.bench.decode_kernels import gpu_kernels
+from kvtool.bench.decode_settings import DecodeRun, ModelChoice, Roofs, decode_cases
+for config in CONFIGS.values():
+    cases = decode_cases(("dynamic", "contiguous", "paged"), (2,), (26,), (4,))
+    run = DecodeRun(cases=cases, exponent_contexts=())
+    make = lambda device, threads: gpu_kernels()
+    rows = uniform_rows(tiny(config), ModelChoice(), run, Roofs(), make_kernels=make)
+    print([row["same_tokens"] for row in rows])
+"""
+
+
+def test_the_gpu_kernels_generate_the_same_tokens() -> None:
+    """Triton's interpreter runs them on a CPU; it has to be chosen before they are imported."""
+    here = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-c", IN_THE_INTERPRETER],
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": f"{here}:{here.parent}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["[True, True, True]"] * 2, done.stderr[-2000:]
+
+
 def test_the_law_of_growth() -> None:
     assert log_slope([10, 20, 40], [3.0, 6.0, 12.0]) == pytest.approx(1)
     assert log_slope([10, 20, 40], [3.0, 3.0, 3.0]) == pytest.approx(0)
@@ -272,6 +303,12 @@ def test_an_interrupt_keeps_what_is_finished() -> None:
     assert next(rows)["same_tokens"] is True
     with pytest.raises(KeyboardInterrupt):
         next(rows)
+
+
+def test_a_context_above_the_maximum_is_refused() -> None:
+    with pytest.raises(KvtoolError, match=r"600 tokens are .* \(512\)") as caught:
+        rows_of(LLAMA, case_of("paged", prompt_tokens=588))
+    assert caught.value.code == "context_too_long"
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:

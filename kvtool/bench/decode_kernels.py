@@ -1,7 +1,8 @@
 """What a device decodes with: storing K and V into slots, and attention over blocks or reservations.
 
-Caches come as [blocks, kv_heads, block_size, head_dim], so that the tokens of a block's head lie
-together. Nothing is read back from a GPU.
+Caches come as [blocks, kv_heads, block_size, head_dim], whichever way they lie in memory: on a CPU
+the tokens of a block's head together, on a GPU the heads of a token, as vLLM and FlashInfer lay them
+out. Nothing is read back from a GPU.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from kvtool.bench.case import BLOCK_SIZES
 
 Tensor = torch.Tensor
 
@@ -41,6 +44,8 @@ class Kernels:
     """The functions of one device."""
 
     name: str
+    tokens_first: bool
+    """How memory lies: the heads of a token together, or else the tokens of a block's head."""
     store: Store
     paged: Paged
     contiguous: Contiguous
@@ -71,16 +76,21 @@ def cpu_kernels(threads: int) -> Kernels:
         )  # fmt: skip
         return torch.from_numpy(out).to(q.dtype)
 
-    return Kernels(name="numba", store=store, paged=paged, contiguous=contiguous)
+    return Kernels(
+        name="numba", tokens_first=False, store=store, paged=paged, contiguous=contiguous
+    )
 
 
 def gpu_kernels() -> Kernels:
-    """kernels/decode.py and kernels/store.py; caches are handed on as views with tokens first."""
+    """kernels/decode.py and kernels/store.py, whose caches are [blocks, block_size, kv_heads, …]."""
     from kvtool.kernels.decode import contiguous_decode, paged_decode
     from kvtool.kernels.store import store as scatter
 
     def put(keys: Tensor, values: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
-        scatter(keys, values, k.permute(0, 2, 1, 3), v.permute(0, 2, 1, 3), slots)
+        k, v = k.permute(0, 2, 1, 3), v.permute(0, 2, 1, 3)
+        if k.shape[1] not in BLOCK_SIZES:  # a reservation: its slots are those of blocks of one
+            k, v = (one.view(-1, 1, *one.shape[2:]) for one in (k, v))
+        scatter(keys, values, k, v, slots)
 
     def paged(q: Tensor, k: Tensor, v: Tensor, table: Tensor, seen: Seen) -> Tensor:
         k, v = k.permute(0, 2, 1, 3), v.permute(0, 2, 1, 3)
@@ -92,7 +102,7 @@ def gpu_kernels() -> Kernels:
         out, _ = contiguous_decode(q, k, v, seen.lengths, **_options(seen))
         return torch.as_tensor(out)
 
-    return Kernels(name="triton", store=put, paged=paged, contiguous=contiguous)
+    return Kernels(name="triton", tokens_first=True, store=put, paged=paged, contiguous=contiguous)
 
 
 def store(keys: Tensor, values: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:

@@ -38,8 +38,12 @@ class KvStore:
         self.kernels = kernels
         self.contiguous = contiguous
         self.pool = BlockPool(num_blocks, block_size)
-        shape = (heads.num_layers, 2, num_blocks, heads.kv_heads, block_size, heads.head_dim)
-        self.data = torch.empty(shape, dtype=dtype, device=device)
+        inner = (heads.kv_heads, block_size)
+        if kernels.tokens_first:
+            inner = (block_size, heads.kv_heads)
+        shape = (heads.num_layers, 2, num_blocks, *inner, heads.head_dim)
+        data = torch.empty(shape, dtype=dtype, device=device)
+        self.data = data.transpose(3, 4) if kernels.tokens_first else data
         self.copies = 0
         """Blocks copied on write, so far."""
 

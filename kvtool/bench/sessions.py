@@ -83,36 +83,27 @@ def _dynamic(setting: Setting, case: DecodeCase) -> Session:
     def run(ids: Tensor) -> Tensor:
         return forward(decoder, ids, use_cache=True, **{decoder.cache_name: cache})
 
-    def held() -> tuple[int, int]:
-        reserved = sum(one.bytes for one in live.held(cache))
-        return reserved, reserved
-
-    return Session(prefill=run, step=lambda tokens: run(tokens[:, None]), held=held)
+    return Session(
+        prefill=run,
+        step=lambda tokens: run(tokens[:, None]),
+        held=lambda: (_held_bytes(cache), _held_bytes(cache)),
+    )
 
 
 def _static(setting: Setting, case: DecodeCase) -> Session:
     from transformers import StaticCache
-    from transformers.cache_utils import StaticLayer
 
     decoder, position = setting.decoder, case.prompt_tokens
     attend(decoder, "sdpa")
     cache: Any = StaticCache(config=decoder.module.config, max_cache_len=case.reserved_tokens)
+    given = {decoder.cache_name: cache, "use_cache": True}
     place = torch.zeros((1, 1), dtype=torch.long, device=decoder.device)
     ids = torch.zeros((case.batch, 1), dtype=torch.long, device=decoder.device)
-
-    def run() -> Tensor:
-        given = {decoder.cache_name: cache, "position_ids": place}
-        return forward(decoder, ids, use_cache=True, **given)
-
-    def rewind() -> None:
-        for layer in cache.layers:
-            layer.cumulative_length.fill_(position)
-
-    plain = all(type(layer) is StaticLayer for layer in cache.layers)
-    replay = Replay(run, rewind, wanted=setting.cuda_graph and plain)
-
-    def prefill(prompt: Tensor) -> Tensor:
-        return forward(decoder, prompt, use_cache=True, **{decoder.cache_name: cache})
+    replay = Replay(
+        lambda: forward(decoder, ids, position_ids=place, **given),
+        lambda: _rewind(cache, position),
+        wanted=setting.cuda_graph and _counts_on_device(cache),
+    )
 
     def place_input(tokens: Tensor) -> None:
         ids.copy_(tokens[:, None])
@@ -129,13 +120,30 @@ def _static(setting: Setting, case: DecodeCase) -> Session:
         position += 1
         return out
 
-    def held() -> tuple[int, int]:
-        reserved = sum(one.bytes for one in live.held(cache))
-        return reserved, used_bytes(decoder, case.batch, position)
-
     return Session(
-        prefill=prefill, step=step, held=held, record=record, is_graph=lambda: replay.is_graph
+        prefill=lambda prompt: forward(decoder, prompt, **given),
+        step=step,
+        held=lambda: (_held_bytes(cache), used_bytes(decoder, case.batch, position)),
+        record=record,
+        is_graph=lambda: replay.is_graph,
     )
+
+
+def _counts_on_device(cache: Any) -> bool:
+    """Whether a graph can replay it: a sliding layer counts in Python."""
+    from transformers.cache_utils import StaticLayer
+
+    return all(type(layer) is StaticLayer for layer in cache.layers)
+
+
+def _rewind(cache: Any, position: int) -> None:
+    """A static cache as it was when it held so many tokens."""
+    for layer in cache.layers:
+        layer.cumulative_length.fill_(position)
+
+
+def _held_bytes(cache: Any) -> int:
+    return sum(one.bytes for one in live.held(cache))
 
 
 def _ours(setting: Setting, case: DecodeCase) -> Session:
