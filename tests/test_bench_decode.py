@@ -228,7 +228,7 @@ def test_progress_is_told_as_often_as_announced() -> None:
         cases = (case_of("paged"), case_of("dynamic"), case_of("continuous"))
         run = DecodeRun(cases=cases, exponent_contexts=(16, 32, 64))
         list(uniform_rows(tiny(LLAMA), choice, run, Roofs(), advance=told.append))
-        assert len(told) == uniform_steps(run, choice)
+        assert len(told) == uniform_steps(tiny(LLAMA), choice, run)
 
 
 def test_arithmetic_by_hand() -> None:

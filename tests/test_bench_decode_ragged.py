@@ -11,7 +11,7 @@ from decode_cases import CONFIGS, LLAMA, TOKEN_BYTES, broken_kernels, decoder_of
 
 from kvtool.bench.batching import Batcher, Prompt, Tally
 from kvtool.bench.decode_kernels import kernels_for
-from kvtool.bench.decode_settings import ROW, ModelChoice, RaggedRun, silent
+from kvtool.bench.decode_settings import ROW, ModelChoice, RaggedRun, made_requests, silent
 from kvtool.bench.kv_store import KvStore
 from kvtool.bench.model import Decoder
 from kvtool.bench.ragged import alone, largest_batch, pool_for, ragged_rows, ragged_steps
@@ -144,7 +144,7 @@ def test_paging_makes_batches_larger(samples: int) -> None:
     told: list[str] = []
     run = run_of(samples=samples)
     rows = list(ragged_rows(tiny(LLAMA), ModelChoice(), run, advance=told.append))
-    assert len(told) == ragged_steps(run, ModelChoice())
+    assert len(told) == ragged_steps(ModelChoice(), run)
     contiguous, paged = rows
     for row in rows:
         assert list(row) == list(ROW)
@@ -183,7 +183,17 @@ def test_a_wrong_kernel_is_found(dtype: str) -> None:
         ragged_rows(tiny(LLAMA), choice, run, advance=told.append, make_kernels=broken_kernels)
     )
     assert [row["same_tokens"] for row in rows] == [True, False]
-    assert len(told) == ragged_steps(run, choice)
+    assert len(told) == ragged_steps(choice, run)
+
+
+def test_made_requests_fit_and_come_from_their_seed() -> None:
+    made = made_requests(500, 512)
+    total = made.prompt_tokens + made.output_tokens
+    assert total.max() <= 512
+    assert made.prompt_tokens.mean() == pytest.approx(512 / 5, rel=0.15)
+    assert made.output_tokens.mean() == pytest.approx(512 / 16, rel=0.15)
+    assert (made_requests(500, 512).prompt_tokens == made.prompt_tokens).all()
+    assert (made_requests(500, 512, seed=1).prompt_tokens != made.prompt_tokens).any()
 
 
 def test_what_can_never_fit_is_refused() -> None:

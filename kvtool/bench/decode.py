@@ -102,6 +102,7 @@ def _rows(bench: Bench, checked: Mapping[DecodeCase, bool]) -> Iterator[Row]:
     for case in bench.run.cases:
         shapes.setdefault((case.batch, case.prompt_tokens, case.output_tokens), []).append(case)
     fitted: set[tuple[str, int]] = set()
+    contexts = _contexts(bench.setting.decoder.plan, bench.run)
     for cases in shapes.values():
         known: Tensor | None = None
         baseline: Timed | None = None
@@ -122,9 +123,9 @@ def _rows(bench: Bench, checked: Mapping[DecodeCase, bool]) -> Iterator[Row]:
                     "peak_bytes": peak,
                 }
                 place = (case.cache, case.block_size)
-                if _contexts(bench) and place not in fitted and case.cache != "continuous":
+                if contexts and place not in fitted and case.cache != "continuous":
                     fitted.add(place)
-                    row |= _exponent(bench, case)
+                    row |= _exponent(bench, case, contexts)
             yield row
 
 
@@ -151,15 +152,14 @@ def _reference(setting: Setting, case: DecodeCase, seed: int) -> Tensor:
     return greedy_tokens(setting, replace(case, cache="dynamic"), ids)
 
 
-def _contexts(bench: Bench) -> list[int]:
-    """Contexts for the law of growth that the model may have."""
-    most = bench.setting.decoder.plan.max_context or 1 << 62
-    found = [one for one in bench.run.exponent_contexts if 1 < one <= most - FIT_SAMPLES]
+def _contexts(plan: Blueprint, run: DecodeRun) -> list[int]:
+    """Contexts for the law of growth that the model may have; [] if too few are left."""
+    most = plan.max_context or 1 << 62
+    found = [one for one in run.exponent_contexts if 1 < one <= most - FIT_SAMPLES]
     return found if len(found) > 2 else []
 
 
-def _exponent(bench: Bench, case: DecodeCase) -> Row:
-    contexts = _contexts(bench)
+def _exponent(bench: Bench, case: DecodeCase, contexts: list[int]) -> Row:
     value = time_exponent(bench.setting, case, contexts, bench.run.seed)
     bench.advance(f"{case.cache}: growth with the context")
     return {"time_exponent": value, "exponent_contexts": contexts}
@@ -198,8 +198,8 @@ def _tokens(setting: Setting, case: DecodeCase, seed: int) -> Tensor:
     return greedy_tokens(setting, case, ids)
 
 
-def uniform_steps(run: DecodeRun, choice: ModelChoice) -> int:
+def uniform_steps(plan: Blueprint, choice: ModelChoice, run: DecodeRun) -> int:
     """How often `advance` is called: for a progress bar's length."""
-    fits = {(c.cache, c.block_size) for c in run.cases if c.cache != "continuous"}
+    fits = {(one.cache, one.block_size) for one in run.cases if one.cache != "continuous"}
     checks = len(run.cases) if choice.dtype != "fp32" else 0
-    return 1 + checks + len(run.cases) + (len(fits) if run.exponent_contexts else 0)
+    return 1 + checks + len(run.cases) + (len(fits) if _contexts(plan, run) else 0)

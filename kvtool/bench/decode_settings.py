@@ -192,6 +192,36 @@ class Roofs:
     """FLOP a second of a square matrix product in the model's dtype."""
 
 
+def made_requests(
+    count: int,
+    max_model_len: int,
+    *,
+    prompt_mean: float | None = None,
+    output_mean: float | None = None,
+    seed: int = 0,
+) -> Requests:
+    """Requests of lognormal lengths that fit `max_model_len`, all there at the start.
+
+    Prompts have at most three quarters of it, a fifth on average; outputs at most a quarter, a
+    sixteenth on average: what is reserved for a maximum that few requests come near.
+    """
+    from kvtool.lengths import parse_lengths
+    from kvtool.workload import Workload, chunks
+
+    longest = max_model_len // 4
+    prompt = parse_lengths(
+        "lognormal",
+        name="--prompt",
+        mean=prompt_mean or max_model_len / 5,
+        cap=max_model_len - longest,
+    )
+    output = parse_lengths(
+        "lognormal", name="--output", mean=output_mean or max_model_len / 16, cap=longest
+    )
+    work = Workload(name="made", prompt=prompt, output=output, num_requests=count, seed=seed)
+    return next(chunks(work))
+
+
 ROW: dict[str, Any] = dict.fromkeys(
     (
         "run", "model", "cache", "device", "batch", "prompt_tokens", "output_tokens", "block_size",

@@ -89,7 +89,7 @@ def pool_for(plan: Blueprint, run: RaggedRun, cache: str, item_bytes: int) -> Po
     return Pool(cache=cache, num_blocks=min(num_blocks, most), block_size=size)
 
 
-def ragged_steps(run: RaggedRun, choice: ModelChoice) -> int:
+def ragged_steps(choice: ModelChoice, run: RaggedRun) -> int:
     """How often `advance` is called: for a progress bar's length."""
     checked = min(run.check_requests, len(run.requests)) * run.samples
     runs = len(RAGGED) * (2 if choice.dtype != "fp32" and checked else 1)
