@@ -37,9 +37,10 @@ fmt: full ## format, and fix what ruff can fix
 	$(RUN) ruff check --fix $(SOURCES)
 	$(RUN) ruff format $(SOURCES)
 
-bench: core ## time to start, and simulators against the goals, the twin and vLLM (VLLM_PYTHON=…)
+bench: core ## start-up, simulators and the CPU kernel against goals, twins and peers (VLLM_PYTHON=…)
 	$(BIN)/python scripts/bench_startup.py
 	$(BIN)/python scripts/bench_simulators.py
+	$(BIN)/python scripts/bench_attention.py
 
 readme: full ## write every output in README.md and docs/ anew
 	$(BIN)/python scripts/readme.py

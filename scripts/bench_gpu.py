@@ -76,7 +76,7 @@ STEPS = (
     Step("skew", f"attention -b 32 -c 3008 --skew 1,21 {OURS} --budget 10s", "-b 2 -c 64 --skew 1,2",
          60),
     Step("decode", "decode --model llama-3-8b --batch 1,16 --prompt-tokens 1k --output-tokens 64",
-         "--batch 1 --prompt-tokens 8 --output-tokens 4 --layers 1", 180),
+         "--model smollm2-135m --layers 1 --batch 1 --prompt-tokens 8 --output-tokens 4 --num-requests 2", 180),
 )  # fmt: skip
 
 

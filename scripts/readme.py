@@ -166,6 +166,17 @@ def options_of(command: Any, context: Any) -> str:
     return "\n".join(table((name.lower(), "meaning"), cells) for name, cells in panels.items())
 
 
+def commands_of(name: str, command: Any) -> list[tuple[str, Any]]:
+    """A command itself, or each command of a group under its own heading."""
+    inner = getattr(command, "commands", None)
+    if not inner:
+        return [("", command)]
+    return [
+        (f"### kvtool {name} {key}\n\n{one.get_short_help_str(200)}", one)
+        for key, one in inner.items()
+    ]
+
+
 def reference() -> str:
     """Every command with its arguments, options and examples, from the help itself."""
     import typer
@@ -177,9 +188,11 @@ def reference() -> str:
         parts = ["## kvtool", options_of(group, context)]
         for name, entry in cli.COMMANDS.items():
             command = cli.LazyCommand(name, entry).load()
-            with command.make_context(name, [], parent=context, resilient_parsing=True) as own:
-                words = {"presets": " [KIND]", "size": " MODEL…", "check": " MODEL…"}.get(name, "")
-                parts += [f"## kvtool {name}{words}", entry.summary, options_of(command, own)]
+            words = {"presets": " [KIND]", "size": " MODEL…", "check": " MODEL…"}.get(name, "")
+            parts += [f"## kvtool {name}{words}", entry.summary]
+            for title, one in commands_of(name, command):
+                with one.make_context(title, [], parent=context, resilient_parsing=True) as own:
+                    parts += [title, options_of(one, own)] if title else [options_of(one, own)]
             examples = re.findall(r"kvtool [^·\n]+", command.epilog or "")
             parts.append("```\n" + "\n".join(line.strip() for line in examples) + "\n```")
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"

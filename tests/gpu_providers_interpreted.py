@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import types
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -32,11 +33,11 @@ class Wrapper:
         assert options["use_cuda_graph"]
 
     def plan(self, indptr: Any, indices: Any, last: Any, *sizes: int, **options: Any) -> None:
-        query_heads, kv_heads, head_dim, size = sizes
+        size = sizes[3]  # after query heads, KV heads and head size
         counts = indptr.diff()
         self.lengths = ((counts - 1) * size + last).int()
         self.table = torch.zeros((len(counts), int(counts.max())), dtype=torch.int32)
-        for row, (start, stop) in enumerate(zip(indptr[:-1], indptr[1:], strict=True)):
+        for row, (start, stop) in enumerate(pairwise(indptr)):
             self.table[row, : stop - start] = indices[start:stop]
         self.scale = options["sm_scale"]
 

@@ -64,10 +64,13 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 def params_of(name: str) -> list[Any]:
-    """The parameters of a command as its help lists them."""
+    """The parameters of a command, or of a group's commands, as the help lists them."""
     command = cli.LazyCommand(name, cli.COMMANDS[name]).load()
-    with command.make_context(name, [], resilient_parsing=True) as context:
-        return list(command.get_params(context))
+    found: list[Any] = []
+    for one in getattr(command, "commands", {name: command}).values():
+        with one.make_context(name, [], resilient_parsing=True) as context:
+            found += one.get_params(context)
+    return found
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
