@@ -142,7 +142,7 @@ def _read_amd(built: Any) -> dict[str, Any]:
         # vgpr_count already holds the accumulation registers: both come from one file of 512.
         "registers": counts["vgpr_count"],
         "spills": counts["vgpr_spill_count"],
-        "loop_spills": counts["vgpr_spill_count"], # wherever they are
+        "loop_spills": counts["vgpr_spill_count"],  # wherever they are
         "spill_bytes": counts["private_segment_fixed_size"],
         "wide_loads": wide,
         "narrow_loads": len(loads) - wide,
@@ -185,7 +185,7 @@ def resources(launch: Launch) -> Resources:
         return Resources(registers=None, spills=None, shared_bytes=None)
     handle = launch.kernel.warmup(**launch.arguments, **launch.options, grid=launch.grid)
     load = getattr(handle, "_init_handles", None)
-    if load is not None: # registers are known once the code is on the device
+    if load is not None:  # registers are known once the code is on the device
         load()
     return Resources(
         registers=getattr(handle, "n_regs", None),

@@ -137,8 +137,8 @@ def _decode(
     has_out = ~is_empty | (split == 0)
     values = (acc / divisor[:, None]).to(out.dtype.element_ty)
     tl.store(out + at[:, None] * D + dims[None, :], values, mask=q_mask & has_out[:, None])
-    natural = (highest + tl.log2(divisor)) * 0.6931471805599453
-    tl.store(lse + at, tl.where(is_empty, float("-inf"), natural), mask=member < GROUP)
+    # ln 2 makes it natural; highest is -inf where nothing was seen.
+    tl.store(lse + at, (highest + tl.log2(divisor)) * 0.6931471805599453, mask=member < GROUP)
 
 
 def workspace_for(q: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -267,9 +267,7 @@ def prepare_contiguous(
 ) -> Prepared:  # fmt: skip
     """Check the arguments of `contiguous_decode` and build its launches."""
     strides = caches_match(q, k, v, ("k", "v"))
-    refuse_unless(
-        k.shape[0] == q.shape[0], f"k holds {k.shape[0]} sequences and q {q.shape[0]}"
-    )
+    refuse_unless(k.shape[0] == q.shape[0], f"k holds {k.shape[0]} sequences and q {q.shape[0]}")
     return _prepare(
         q, k, v, lengths, strides, table=None, block_size=None,
         max_context=k.shape[1] if max_context is None else max_context,
@@ -321,7 +319,7 @@ def paged_reference(q, k_cache, v_cache, block_table, lengths, *, scale=None, wi
     for seq, length in enumerate(lengths.tolist()):
         first = max(0, length - window) // size if window else 0
         ids = block_table[seq, : -(-length // size)].long()
-        ids[:first] = 0 # freed blocks before the window
+        ids[:first] = 0  # freed blocks before the window
         keys, values = (cache[ids].flatten(0, 1)[None] for cache in (k_cache, v_cache))
         done = contiguous_reference(
             q[seq : seq + 1], keys, values, lengths[seq : seq + 1], scale=scale, window=window

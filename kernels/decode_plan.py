@@ -29,7 +29,7 @@ PROGRAMS_PER_SM = 2
 # Stages, so that stages - 1 tiles are buffered. gfx942 has no loads that bypass registers: one tile is
 # in shared memory while the next is in registers.
 STAGES = {"sm_80": 3, "sm_90": 3, "sm_100": 4, "gfx942": 2, "interpreter": 1}
-OTHER_STAGES = 2 # chips with about 100 KiB (sm_86, sm_89, sm_120) and unknown ones
+OTHER_STAGES = 2  # chips with about 100 KiB (sm_86, sm_89, sm_120) and unknown ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +96,7 @@ def chunk_ids_for(*, tile: int, chunk_tiles: int, block_size: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def num_splits_for(
-    *, sm_count: int, batch: int, kv_heads: int, max_context: int, tile: int
-) -> int:
+def num_splits_for(*, sm_count: int, batch: int, kv_heads: int, max_context: int, tile: int) -> int:
     """Parts that each sequence is cut into: the fewest that keep the chip busy the shortest time.
 
     A program's time is its tiles, the chip's time that of its waves of programs. kv_heads counts

@@ -97,7 +97,7 @@ def prepare(
         return None
     return Launch(
         kernel=_store, grid=(tokens, -(-kv_heads // heads)), arguments=arguments,
-        options={"num_warps": 4, "num_stages": 1}, device=device,
+        options={"num_warps": 1, "num_stages": 1}, device=device,
     )  # fmt: skip
 
 

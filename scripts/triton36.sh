@@ -28,6 +28,7 @@ if [ "$(cat "$folder/.installed" 2>/dev/null)" != "$wanted" ]; then
     echo "$wanted" >"$folder/.installed"
 fi
 
-# Without tests/conftest.py, which imports kvtool's command line and what that needs.
-exec "$folder/bin/python" -m pytest -c /dev/null --rootdir . --noconftest -p no:cacheprovider \
-    -ra tests/kernels "$@"
+# Without tests/conftest.py, which imports kvtool's command line and what that needs. The slow tests
+# too: sh scripts/triton36.sh FOLDER -m ''
+exec "$folder/bin/python" -m pytest --confcutdir tests/kernels -p no:cacheprovider \
+    -m "not slow" tests/kernels "$@"

@@ -48,9 +48,9 @@ def shapes() -> Iterator[DecodeCase]:
             yield DecodeCase(
                 dtype=dtype, group=next(groups), block_size=block_size, layout=next(layouts)
             )
-    yield DecodeCase(group=20, kv_heads=1) # more query heads than one matrix tile
-    yield DecodeCase(group=71, kv_heads=1, lengths=(40,)) # Falcon: more than a program takes
-    for dtype in DTYPES: # results as q's dtype
+    yield DecodeCase(group=20, kv_heads=1)  # more query heads than one matrix tile
+    yield DecodeCase(group=71, kv_heads=1, lengths=(40,))  # Falcon: more than a program takes
+    for dtype in DTYPES:  # results as q's dtype
         yield DecodeCase(dtype=dtype, out_dtype=None, scale=0.3)
 
 
@@ -71,6 +71,12 @@ def edges() -> Iterator[DecodeCase]:
             block_size=block_size, tile=tile, chunk_tiles=chunk_tiles, splits=2, window=90,
             lengths=(311, 0, 256), kv_heads=1,
         )  # fmt: skip
+    # A chunk that begins inside a block and ends in its 33rd; scores that overflow unless the highest
+    # is taken off.
+    yield DecodeCase(
+        block_size=32, chunk_tiles=64, lengths=(1050,), window=1030, kv_heads=1, group=1
+    )
+    yield DecodeCase(scale=10.0)
     yield DecodeCase(lengths=(0, 0), splits=2)
     yield DecodeCase(lengths=(), splits=2)
 
