@@ -80,7 +80,7 @@ RequestsOpt = Annotated[
     int,
     typer.Option(
         "--num-requests", metavar="N", min=0, max=100_000, rich_help_panel=RAGGED,
-        help="Exponential lengths around --prompt-tokens and --output-tokens; 0: none.",
+        help="Lognormal lengths around --prompt-tokens and --output-tokens; 0: none.",
     ),
 ]  # fmt: skip
 SamplesOpt = Annotated[

@@ -16,6 +16,7 @@ from kvtool.bench.decode_settings import (
     RaggedRun,
     Roofs,
     decode_cases,
+    made_requests,
 )
 from kvtool.bench.device import Device, find_device
 from kvtool.bench.failures import named_failure
@@ -31,7 +32,6 @@ from kvtool.units import parse_bytes, parse_count, parse_counts
 
 if TYPE_CHECKING:
     from kvtool.bench.blueprint import Blueprint
-    from kvtool.requests import Requests
 
 MOST_TOKENS = 2**24
 MOST_CASES = 1_000
@@ -66,7 +66,7 @@ def measure_decode(
         read=lambda size: read_roof(device, size, given["threads"]),
         matmul=lambda: matmul_roof(device, choice.dtype, threads=given["threads"]),
     )
-    steps = uniform_steps(run, choice) + (ragged_steps(ragged, choice) if ragged else 0)
+    steps = uniform_steps(plan, choice, run) + (ragged_steps(choice, ragged) if ragged else 0)
     with out.progress("bench decode", steps) as bar:
 
         def advance(done: str) -> None:
@@ -162,7 +162,9 @@ def _ragged(given: Mapping[str, Any], plan: Blueprint, choice: ModelChoice) -> R
     token_bytes = plan.heads.token_bytes(ITEM_BYTES[choice.dtype])
     typed = given["kv_memory"]
     return RaggedRun(
-        requests=_requests(given, prompt, output, most),
+        requests=made_requests(
+            given["num_requests"], most, prompt_mean=prompt, output_mean=output, seed=given["seed"]
+        ),
         kv_budget_bytes=RESERVATIONS * most * token_bytes
         if typed is None
         else parse_bytes(typed, name="--kv-memory"),
@@ -173,23 +175,3 @@ def _ragged(given: Mapping[str, Any], plan: Blueprint, choice: ModelChoice) -> R
         check_requests=CHECKED,
         seed=given["seed"],
     )
-
-
-def _requests(given: Mapping[str, Any], prompt: int, output: int, most: int) -> Requests:
-    """Exponential lengths with these means, none longer than its share of the maximum."""
-    from kvtool.lengths import parse_lengths
-    from kvtool.workload import Workload, chunks
-
-    longest = max(1, most * prompt // (prompt + output))
-    prompts = parse_lengths("exponential", name="--prompt-tokens", mean=prompt, cap=longest)
-    outputs = parse_lengths(
-        "exponential", name="--output-tokens", mean=output, cap=max(1, most - longest)
-    )
-    made = Workload(
-        name="ragged",
-        prompt=prompts,
-        output=outputs,
-        num_requests=given["num_requests"],
-        seed=given["seed"],
-    )
-    return next(chunks(made))
