@@ -311,10 +311,18 @@ def test_a_context_above_the_maximum_is_refused() -> None:
     assert caught.value.code == "context_too_long"
 
 
-def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
-    make = failing(RuntimeError, "illegal instruction")
-    with pytest.raises(RuntimeError, match="illegal"):
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("illegal instruction", "decode_failed"),
+        ("Failed to find C compiler. Please specify via CC", "no_compiler"),
+    ],
+)
+def test_other_failures_name_the_case_or_what_is_missing(words: str, code: str) -> None:
+    make = failing(RuntimeError, words)
+    with pytest.raises(KvtoolError, match=words) as caught:
         rows_of(LLAMA, case_of("paged"), make_kernels=make)
+    assert caught.value.code == code
 
 
 def test_too_much_is_refused_before_it_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,6 +350,8 @@ def test_cases_that_cannot_be_run(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(KvtoolError, match=words) as caught:
         case_of(**({"cache": "paged"} | wrong))
     assert caught.value.exit_code == 2
+    with pytest.raises(KvtoolError, match="fp8"):
+        ModelChoice(dtype="fp8")
 
 
 def test_nothing_is_said_by_others(capfd: pytest.CaptureFixture[str]) -> None:

@@ -128,8 +128,9 @@ def saved(folder: Path, config: dict[str, Any]) -> torch.nn.Module:
     return module
 
 
-def test_real_weights_of_a_folder(tmp_path: Path) -> None:
-    module = saved(tmp_path, MISTRAL)
+@pytest.mark.parametrize("tied", [False, True])
+def test_real_weights_of_a_folder(tied: bool, tmp_path: Path) -> None:
+    module = saved(tmp_path, MISTRAL | {"tie_word_embeddings": tied})
     plan = blueprint(load_config(str(tmp_path)))
     real = build_model(plan, ModelChoice())
     made = build_model(plan, ModelChoice(random_weights=True))
@@ -148,4 +149,8 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     assert "--random-weights" in caught.value.hint
     (tmp_path / "model.safetensors").write_bytes(b"\x00" * 64)
     with pytest.raises(KvtoolError, match="cannot be used"):
+        build_model(blueprint(load_config(str(tmp_path))), ModelChoice())
+    quantised = LLAMA | {"quantization_config": {"quant_method": "fp8"}}
+    (tmp_path / "config.json").write_text(json.dumps(quantised))
+    with pytest.raises(KvtoolError, match="quantised"):
         build_model(blueprint(load_config(str(tmp_path))), ModelChoice())

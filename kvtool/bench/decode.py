@@ -14,13 +14,13 @@ import torch
 
 from kvtool.bench.blueprint import Blueprint, blueprint, refuse_long
 from kvtool.bench.continuous import continuous_tokens, time_continuous
+from kvtool.bench.decode_failures import named_failure
 from kvtool.bench.decode_kernels import Kernels, kernels_for
 from kvtool.bench.decode_memory import (
     ITEM_BYTES,
     case_bytes,
     case_words,
     check_memory,
-    named_if_full,
 )
 from kvtool.bench.decode_row import Bench, uniform_row
 from kvtool.bench.decode_settings import (
@@ -84,7 +84,7 @@ def _all_rows(
 ) -> Iterator[Row]:
     kernels = make_kernels(choice.device, run.threads)
     checked = _checked(plan, choice, run, kernels, advance) if choice.dtype != "fp32" else {}
-    with named_if_full(f"the weights of {plan.name}", "the width of --dtype"):
+    with named_failure(f"the weights of {plan.name}", "the width of --dtype"):
         decoder = build_model(plan, choice)
     advance(f"{plan.name}: built")
     setting = Setting(
@@ -107,7 +107,7 @@ def _rows(bench: Bench, checked: Mapping[DecodeCase, bool]) -> Iterator[Row]:
         known: Tensor | None = None
         baseline: Timed | None = None
         for case in sorted(cases, key=lambda one: one.cache != "dynamic"):
-            with named_if_full(case_words(case), LOWER):
+            with named_failure(case_words(case), LOWER):
                 found, peak = _measured(bench, case)
                 if case.cache == "dynamic":
                     known, baseline = found.tokens, found
@@ -183,7 +183,7 @@ def _checked(
     for case in run.cases:
         short = replace(case, output_tokens=min(case.output_tokens, CHECK_TOKENS))
         shape = (short.batch, short.prompt_tokens, short.output_tokens)
-        with named_if_full(f"the fp32 check of {case_words(case)}", LOWER):
+        with named_failure(f"the fp32 check of {case_words(case)}", LOWER):
             if shape not in known:
                 known[shape] = _reference(setting, short, run.seed)
             same[case] = torch.equal(known[shape], _tokens(setting, short, run.seed))

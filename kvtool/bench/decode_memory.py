@@ -1,18 +1,12 @@
-"""Memory before it is allocated, and what is said when it runs out all the same."""
+"""Memory before it is allocated: what a case takes, what is there, and a refusal with numbers."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from kvtool.bench.blueprint import Blueprint
 from kvtool.bench.decode_settings import DecodeCase, ModelChoice
 from kvtool.bench.device import free_memory
 from kvtool.errors import KvtoolError
 from kvtool.units import format_bytes
-
-FULL = ("not enough memory", "can't allocate memory", "cannot allocate memory", "out of memory")
-"""How torch words it: on a CPU it is a RuntimeError like any other."""
 
 ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
@@ -22,6 +16,7 @@ def available_bytes(device: str) -> int:
     if device.startswith("cuda"):
         import torch
 
+        torch.cuda.empty_cache()  # what torch keeps for later is free too
         return int(torch.cuda.mem_get_info(device)[0])
     return free_memory()
 
@@ -52,20 +47,6 @@ def check_memory(
             f"lower {lower}, or --layers",
             code="out_of_memory",
         )
-
-
-@contextmanager
-def named_if_full(what: str, lower: str) -> Iterator[None]:
-    """Out of memory, in whatever words, as a KvtoolError that names the case."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
-        text = str(error).lower()
-        if not isinstance(error, MemoryError) and not any(words in text for words in FULL):
-            raise
-        raise KvtoolError(
-            f"out of memory in {what}", f"lower {lower}, or --layers", code="out_of_memory"
-        ) from error
 
 
 def case_words(case: DecodeCase) -> str:

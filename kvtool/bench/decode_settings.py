@@ -17,7 +17,8 @@ CACHES = ("none", "dynamic", "static", "contiguous", "paged", "continuous")
 contiguous: ours, a reservation a sequence. paged: ours, blocks. continuous: transformers' own
 continuous batching."""
 
-OURS = ("contiguous", "paged")
+DTYPES = ("fp32", "bf16", "fp16")
+"""Of weights and cache."""
 
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_LAYERS = 4
@@ -41,12 +42,18 @@ class ModelChoice:
     device: str = "cpu"
     """cpu, cuda or cuda:N, as torch names it."""
     dtype: str = "fp32"
-    """fp32, bf16 or fp16, of weights and cache."""
+    """Of weights and cache."""
     layers: int | None = None
     """Only the first so many; None: all."""
     seed: int = 0
     random_weights: bool = False
     """True: random, also where the folder has weights."""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise usage_error(
+                f"a model cannot be run in {self.dtype}", f"choose from {', '.join(DTYPES)}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

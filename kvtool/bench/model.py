@@ -111,6 +111,8 @@ def _randomize(module: Any, choice: ModelChoice) -> None:
 
 def _real(plan: Blueprint, choice: ModelChoice) -> Any:
     """The folder's safetensors, whole: no code, no network, nothing made up for what is missing."""
+    if plan.loaded.config.get("quantization_config"):
+        raise _unfit(plan, "they are quantised, and would be read without their scales")
     try:
         module, told = plan.cls.from_pretrained(
             str(plan.folder),

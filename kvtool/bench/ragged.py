@@ -15,8 +15,9 @@ import torch
 from kvtool.bench import decode_bytes as arithmetic
 from kvtool.bench.batching import Batcher, Prompt, Sequence, Tally, check_fits
 from kvtool.bench.blueprint import Blueprint, blueprint, refuse_long
+from kvtool.bench.decode_failures import named_failure
 from kvtool.bench.decode_kernels import Kernels, kernels_for
-from kvtool.bench.decode_memory import ITEM_BYTES, check_memory, named_if_full
+from kvtool.bench.decode_memory import ITEM_BYTES, check_memory
 from kvtool.bench.decode_row import model_inputs
 from kvtool.bench.decode_settings import ROW, Advance, ModelChoice, RaggedRun, silent
 from kvtool.bench.hushed import hushed
@@ -108,7 +109,7 @@ def _rows(
     checked: dict[str, bool] = {}
     if choice.dtype != "fp32" and run.check_requests:
         checked = _checked(plan, choice, run, pools, kernels, advance)
-    with named_if_full(f"the weights of {plan.name}", "the width of --dtype"):
+    with named_failure(f"the weights of {plan.name}", "the width of --dtype"):
         decoder = build_model(plan, choice)
     advance(f"{plan.name}: built")
     known: dict[tuple[int, int], list[int]] = {}
@@ -116,7 +117,7 @@ def _rows(
         known = _expected(decoder, run, advance)
     baseline: float | None = None
     for pool in pools:
-        with named_if_full(f"{pool.cache} batching", LOWER):
+        with named_failure(f"{pool.cache} batching", LOWER):
             _warm_up(decoder, kernels, pool, run)
             tally, store, peak = _run(decoder, kernels, pool, run, advance)
         row = _row(decoder, pool, run, tally, store) | {"peak_bytes": peak}
@@ -193,7 +194,7 @@ def _checked(
     check_memory(few, fp32, {"cache": most}, what="the check in fp32", lower=LOWER)
     decoder = build_model(few, fp32)
     known = _expected(decoder, run, advance)
-    with named_if_full("the check in fp32", LOWER):
+    with named_failure("the check in fp32", LOWER):
         return {
             pool.cache: _same(_run(decoder, kernels, pool, run, advance)[0], known)
             for pool in pools
