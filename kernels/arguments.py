@@ -123,3 +123,41 @@ def caches_match(
         f"not {list(k.stride())} and {list(v.stride())}",
     )
     return strides
+
+
+def results_fit(
+    q: torch.Tensor, out: torch.Tensor | None, lse: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """out and lse as given, or new ones; out may be fp32 whatever q is."""
+    batch, heads, head_dim = q.shape
+    out = q.new_empty(q.shape) if out is None else out
+    lse = q.new_empty((batch, heads), dtype=torch.float32) if lse is None else lse
+    shape_is("out", out, batch=batch, query_heads=heads, head_dim=head_dim)
+    shape_is("lse", lse, batch=batch, query_heads=heads)
+    is_dense("out", out, (q.dtype, torch.float32))
+    is_dense("lse", lse, (torch.float32,))
+    rows_are_aligned("out", out)
+    return out, lse
+
+
+def table_fits(q: torch.Tensor, table: torch.Tensor) -> None:
+    """Refuse a block table that is not int32 [batch, max_blocks]."""
+    refuse_unless(table.dim() == 2, "block_table must be [batch, max_blocks]")
+    shape_is("block_table", table, batch=q.shape[0], max_blocks=table.shape[1])
+    refuse_unless(
+        table.dtype == torch.int32 and (table.shape[1] <= 1 or table.stride(1) == 1),
+        "block_table must be int32, with stride 1 in its last dimension",
+    )
+
+
+def workspace_fits(
+    q: torch.Tensor, parts: tuple[torch.Tensor, torch.Tensor], num_splits: int
+) -> None:
+    """Refuse a workspace without room for these splits of q."""
+    room = parts[0].shape[0]
+    refuse_unless(room >= num_splits, f"workspace has room for {room} splits, not {num_splits}")
+    batch, heads, head_dim = q.shape
+    shape_is("workspace[0]", parts[0], splits=room, batch=batch, heads=heads, head_dim=head_dim)
+    shape_is("workspace[1]", parts[1], splits=room, batch=batch, heads=heads)
+    for number, part in enumerate(parts):
+        is_dense(f"workspace[{number}]", part, (torch.float32,))

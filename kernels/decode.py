@@ -17,6 +17,8 @@ that the inner loop is pipelined as the contiguous one is. The naive walk is kep
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -28,12 +30,20 @@ from .arguments import (
     caches_match,
     is_dense,
     refuse_unless,
+    results_fit,
     rows_are_aligned,
     same_device,
     shape_is,
+    table_fits,
+    workspace_fits,
 )
 from .decode_plan import MIN_TILES, Plan, chunk_ids_for, next_power_of_2, plan_for, rows_for
 from .launch import Launch, Prepared, chip_of, is_interpreted
+
+MAX_BATCH = 65535  # CUDA's limit for this axis of a grid
+
+Tensor = torch.Tensor
+Pair = tuple[Tensor, Tensor]
 
 COMPUTE = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
@@ -141,7 +151,28 @@ def _decode(
     tl.store(lse + at, (highest + tl.log2(divisor)) * 0.6931471805599453, mask=member < GROUP)
 
 
-def workspace_for(q: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, torch.Tensor] | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What both decode functions take by name.
+
+    scale: of the scores (head_dim ** -0.5); window: tokens that are seen, 0 for all; max_context:
+    the longest that a sequence can be, for the number of splits alone (what the table or K holds);
+    plan: instead of the table's; out, lse, workspace: preallocated, out in q's dtype or fp32.
+    """
+
+    scale: float | None = None
+    window: int = 0
+    max_context: int | None = None
+    plan: Plan | None = None
+    out: Tensor | None = None
+    lse: Tensor | None = None
+    workspace: Pair | None = None
+
+    def __post_init__(self) -> None:
+        refuse_unless(self.window >= 0, f"window must be 0 (none) or more, not {self.window}")
+
+
+def workspace_for(q: Tensor, plan: Plan) -> Pair | None:
     """Room for the results of a plan's splits, fp32; None if it has one. For CUDA graphs.
 
     ([splits, batch, query_heads, head_dim], [splits, batch, query_heads]); any split that is not
@@ -156,144 +187,121 @@ def workspace_for(q: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, torch.Tens
     )
 
 
-def _checked_results(
-    q: torch.Tensor, out: torch.Tensor | None, lse: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """out and lse as given, or new ones; out may be fp32 whatever q is."""
-    batch, heads, head_dim = q.shape
-    out = q.new_empty(q.shape) if out is None else out
-    lse = q.new_empty((batch, heads), dtype=torch.float32) if lse is None else lse
-    shape_is("out", out, batch=batch, query_heads=heads, head_dim=head_dim)
-    shape_is("lse", lse, batch=batch, query_heads=heads)
-    is_dense("out", out, (q.dtype, torch.float32))
-    is_dense("lse", lse, (torch.float32,))
-    rows_are_aligned("out", out)
-    return out, lse
+def _plan(q: Tensor, k: Tensor, block_size: int | None, room: int, options: Options) -> Plan:
+    """The plan that was given, or the table's; room: the tokens that a sequence can have."""
+    if options.plan is not None:
+        return options.plan
+    arch, sm_count = chip_of(q.device)
+    context = room if options.max_context is None else options.max_context
+    return plan_for(
+        head_dim=q.shape[2], item_bytes=q.element_size(), block_size=block_size, arch=arch,
+        sm_count=sm_count, batch=q.shape[0], query_heads=q.shape[1], kv_heads=k.shape[2],
+        max_context=min(context, options.window or context),
+    )  # fmt: skip
 
 
-def _checked_parts(
-    q: torch.Tensor, plan: Plan, workspace: tuple[torch.Tensor, torch.Tensor] | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A workspace that has room for the plan's splits of q."""
-    parts = workspace or workspace_for(q, plan)
-    assert parts is not None
-    room = parts[0].shape[0]
-    refuse_unless(
-        room >= plan.num_splits, f"workspace has room for {room} splits, not {plan.num_splits}"
-    )
-    batch, heads, head_dim = q.shape
-    shape_is("workspace[0]", parts[0], splits=room, batch=batch, heads=heads, head_dim=head_dim)
-    shape_is("workspace[1]", parts[1], splits=room, batch=batch, heads=heads)
-    for number, part in enumerate(parts):
-        is_dense(f"workspace[{number}]", part, (torch.float32,))
-    return parts
-
-
-def _prepare(
-    q, k, v, lengths, strides, *, table, block_size, max_context, scale, window, plan, out, lse,
-    workspace,
-) -> Prepared:  # fmt: skip
-    """The launches of either kernel; table and block_size are None for the contiguous one."""
-    batch, query_heads, head_dim = q.shape
-    kv_heads = k.shape[2]
-    shape_is("lengths", lengths, batch=batch)
-    is_dense("lengths", lengths, (torch.int32,))
-    refuse_unless(window >= 0, f"window must be 0 (none) or more, not {window}")
+def _arguments(
+    q: Tensor, k: Tensor, strides: tuple[int, ...], table: Tensor | None, plan: Plan, options: Options
+) -> dict[str, Any]:  # fmt: skip
+    """The kernel's arguments but for the tensors that it reads or writes."""
+    head_dim, group = q.shape[2], q.shape[1] // k.shape[2]
     q_strides = rows_are_aligned("q", q)
-    out, lse = _checked_results(q, out, lse)
-    device = same_device(q=q, k=k, v=v, table=table, lengths=lengths, out=out, lse=lse)
-    if plan is None:
-        arch, sm_count = chip_of(device)
-        plan = plan_for(
-            head_dim=head_dim, item_bytes=q.element_size(), block_size=block_size, arch=arch,
-            sm_count=sm_count, batch=batch, query_heads=query_heads, kv_heads=kv_heads,
-            max_context=max_context,
-        )  # fmt: skip
-    is_split = plan.num_splits > 1
-    parts = _checked_parts(q, plan, workspace) if is_split else (out, lse)
-    rows = rows_for(query_heads // kv_heads)
-    size = block_size or 1
+    scale = head_dim**-0.5 if options.scale is None else float(options.scale)
+    size = 1 if table is None else k.shape[1]
     dtype = torch.float32 if is_interpreted(_decode) else q.dtype  # its bf16 is wrong
-    scale = head_dim**-0.5 if scale is None else scale
-    arguments = dict(
-        q=q, k=k, v=v, table=lengths if table is None else table, lengths=lengths,
-        out=parts[0], lse=parts[1], scale=float(scale) * math.log2(math.e), window=window,
+    return dict(
+        scale=scale * math.log2(math.e), window=options.window,
         stride_q_seq=q_strides[0], stride_q_head=q_strides[1], stride_block=strides[0],
         stride_token=strides[1], stride_head=strides[2],
         stride_table=0 if table is None else table.stride(0),
-        D=head_dim, D_PADDED=next_power_of_2(head_dim), GROUP=query_heads // kv_heads, ROWS=rows,
+        D=head_dim, D_PADDED=next_power_of_2(head_dim), GROUP=group, ROWS=rows_for(group),
         BLOCK_SIZE=size, SHIFT=size.bit_length() - 1, TILE=plan.tile, CHUNK_TILES=plan.chunk_tiles,
         IDS=chunk_ids_for(tile=plan.tile, chunk_tiles=plan.chunk_tiles, block_size=size),
         MIN_TILES=MIN_TILES, WALK="contiguous" if table is None else plan.walk,
-        WINDOWED=window > 0, COMPUTE=COMPUTE[dtype],
+        WINDOWED=options.window > 0, COMPUTE=COMPUTE[dtype],
         PRECISION="ieee" if dtype == torch.float32 else "tf32",
     )  # fmt: skip
-    row_groups = -(-(query_heads // kv_heads) // rows)
-    decode = Launch(
-        kernel=_decode, grid=(kv_heads * row_groups, plan.num_splits, batch), arguments=arguments,
-        options={"num_warps": plan.num_warps, "num_stages": plan.num_stages}, device=device,
-    )  # fmt: skip
-    launches = (decode,) if batch else ()
-    if is_split:
-        merging = merge.prepare(*parts, out=out, lse=lse, num_parts=plan.num_splits)
-        launches += merging.launches
+
+
+def _prepare(
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, lengths: Tensor,
+    strides: tuple[int, ...], plan: Plan, options: Options,
+) -> Prepared:  # fmt: skip
+    """The launches of either kernel; without a table, of the contiguous one."""
+    batch = q.shape[0]
+    refuse_unless(batch <= MAX_BATCH, f"at most {MAX_BATCH} sequences a launch, not {batch}")
+    shape_is("lengths", lengths, batch=batch)
+    is_dense("lengths", lengths, (torch.int32,))
+    out, lse = results_fit(q, options.out, options.lse)
+    parts = (out, lse)
+    if plan.num_splits > 1:
+        parts = options.workspace or workspace_for(q, plan) or parts
+        workspace_fits(q, parts, plan.num_splits)
+    device = same_device(
+        q=q, k=k, v=v, table=table, lengths=lengths, out=out, lse=lse, workspace=parts[0]
+    )
+    arguments = _arguments(q, k, strides, table, plan, options)
+    row_groups = -(-arguments["GROUP"] // arguments["ROWS"])
+    tensors = dict(q=q, k=k, v=v, table=lengths if table is None else table, lengths=lengths)
+    launch = Launch(
+        kernel=_decode,
+        grid=(k.shape[2] * row_groups, plan.num_splits, batch),
+        arguments=tensors | dict(out=parts[0], lse=parts[1]) | arguments,
+        options={"num_warps": plan.num_warps, "num_stages": plan.num_stages},
+        device=device,
+    )
+    launches = (launch,) if batch else ()
+    if plan.num_splits > 1:
+        launches += merge.prepare(*parts, out=out, lse=lse, num_parts=plan.num_splits).launches
     return Prepared(launches=launches, out=out, lse=lse)
 
 
 def prepare_paged(
-    q, k_cache, v_cache, block_table, lengths, *, scale=None, window=0, max_context=None,
-    plan=None, out=None, lse=None, workspace=None,
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, lengths: Tensor, **options: Any
 ) -> Prepared:  # fmt: skip
     """Check the arguments of `paged_decode` and build its launches, to run as often as wanted."""
     strides = caches_match(q, k_cache, v_cache, ("k_cache", "v_cache"))
-    block_size_is_supported(k_cache.shape[1])
-    refuse_unless(block_table.dim() == 2, "block_table must be [batch, max_blocks]")
-    max_blocks = block_table.shape[1]
-    shape_is("block_table", block_table, batch=q.shape[0], max_blocks=max_blocks)
-    refuse_unless(
-        block_table.dtype == torch.int32 and (max_blocks <= 1 or block_table.stride(1) == 1),
-        "block_table must be int32, with stride 1 in its last dimension",
-    )
-    return _prepare(
-        q, k_cache, v_cache, lengths, strides, table=block_table, block_size=k_cache.shape[1],
-        max_context=max_blocks * k_cache.shape[1] if max_context is None else max_context,
-        scale=scale, window=window, plan=plan, out=out, lse=lse, workspace=workspace,
-    )  # fmt: skip
+    block_size = k_cache.shape[1]
+    block_size_is_supported(block_size)
+    table_fits(q, block_table)
+    chosen = Options(**options)
+    plan = _plan(q, k_cache, block_size, block_table.shape[1] * block_size, chosen)
+    return _prepare(q, k_cache, v_cache, block_table, lengths, strides, plan, chosen)
 
 
 def prepare_contiguous(
-    q, k, v, lengths, *, scale=None, window=0, max_context=None, plan=None, out=None, lse=None,
-    workspace=None,
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, **options: Any
 ) -> Prepared:  # fmt: skip
     """Check the arguments of `contiguous_decode` and build its launches."""
     strides = caches_match(q, k, v, ("k", "v"))
     refuse_unless(k.shape[0] == q.shape[0], f"k holds {k.shape[0]} sequences and q {q.shape[0]}")
-    return _prepare(
-        q, k, v, lengths, strides, table=None, block_size=None,
-        max_context=k.shape[1] if max_context is None else max_context,
-        scale=scale, window=window, plan=plan, out=out, lse=lse, workspace=workspace,
-    )  # fmt: skip
+    chosen = Options(**options)
+    plan = _plan(q, k, None, k.shape[1], chosen)
+    return _prepare(q, k, v, None, lengths, strides, plan, chosen)
 
 
-def paged_decode(q, k_cache, v_cache, block_table, lengths, **options):
-    """(out like q, lse fp32 [batch, query_heads]) of one new token a sequence; options below.
+def paged_decode(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, lengths: Tensor, **options: Any
+) -> Pair:  # fmt: skip
+    """(out like q, lse fp32 [batch, query_heads]) of one new token a sequence.
 
     q [batch, query_heads, head_dim]; caches as a view [num_blocks, block_size, kv_heads, head_dim];
-    block_table int32 [batch, max_blocks], lengths int32 [batch]. Entries past a sequence's end or
-    before its window are not followed. An empty sequence gives 0 and -inf. Lengths and ids are
-    the caller's word: nothing is read back from the device. Refusals are ValueErrors.
-    Options: scale (head_dim ** -0.5), window (0: none), max_context (the table's width), plan, and
-    preallocated out (fp32 is possible), lse and workspace (workspace_for).
+    block_table int32 [batch, max_blocks], lengths int32 [batch]; options as in Options. Entries past
+    a sequence's end or before its window are not followed. An empty sequence gives 0 and -inf.
+    Lengths and ids are the caller's word: nothing is read back from the device, and a length beyond
+    the table reads what lies there. Refusals are ValueErrors.
     """
     return prepare_paged(q, k_cache, v_cache, block_table, lengths, **options).run()
 
 
-def contiguous_decode(q, k, v, lengths, **options):
+def contiguous_decode(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, **options: Any) -> Pair:
     """`paged_decode` for K and V [batch, max_tokens, kv_heads, head_dim], any strides but the last."""
     return prepare_contiguous(q, k, v, lengths, **options).run()
 
 
-def contiguous_reference(q, k, v, lengths, *, scale=None, window=0):
+def contiguous_reference(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, *, scale: float | None = None, window: int = 0
+) -> Pair:  # fmt: skip
     """`contiguous_decode` in plain torch, computed and returned in float64."""
     batch, heads, head_dim = q.shape
     scale = head_dim**-0.5 if scale is None else scale
@@ -311,7 +319,10 @@ def contiguous_reference(q, k, v, lengths, *, scale=None, window=0):
     return out, lse
 
 
-def paged_reference(q, k_cache, v_cache, block_table, lengths, *, scale=None, window=0):
+def paged_reference(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, lengths: Tensor, *,
+    scale: float | None = None, window: int = 0,
+) -> Pair:  # fmt: skip
     """`paged_decode` in plain torch, computed and returned in float64."""
     out = [torch.zeros((0, *q.shape[1:]), dtype=torch.float64, device=q.device)]
     lse = [out[0][..., 0]]

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch", reason="the kernels need torch")
 pytest.importorskip("triton", reason="the kernels need triton, which is there on Linux only")
 
-from kvtool.kernels import decode_plan  # noqa: E402
+from kvtool.kernels import decode_plan
 
 H200 = 132
 
