@@ -14,7 +14,6 @@ import torch
 from decode_cases import (
     CONFIGS,
     LLAMA,
-    MISTRAL,
     TOKEN_BYTES,
     broken_kernels,
     case_of,
@@ -22,7 +21,7 @@ from decode_cases import (
     tiny,
 )
 
-from kvtool.bench import cuda_graph, decode_bytes, decode_memory
+from kvtool.bench import cuda_graph, decode_memory
 from kvtool.bench.decode import uniform_rows, uniform_steps
 from kvtool.bench.decode_kernels import Kernels, kernels_for
 from kvtool.bench.decode_settings import (
@@ -229,39 +228,6 @@ def test_progress_is_told_as_often_as_announced() -> None:
         run = DecodeRun(cases=cases, exponent_contexts=(16, 32, 64))
         list(uniform_rows(tiny(LLAMA), choice, run, Roofs(), advance=told.append))
         assert len(told) == uniform_steps(tiny(LLAMA), choice, run)
-
-
-def test_arithmetic_by_hand() -> None:
-    """Matrices of a layer: Q 128·256, K and V 128·128, O 256·128, three of 128·128."""
-    plan, windowed = tiny(LLAMA), tiny(MISTRAL)
-    linear = 2 * (128 * 256 * 2 + 128 * 128 * 2 + 3 * 128 * 128)
-    head = 128 * 128
-    norms = 5 * 128
-    assert plan.linear_parameters == linear
-    assert plan.num_parameters == linear + 2 * head + norms
-    assert plan.read_parameters == linear + head + norms
-    attention = 4 * 4 * 64 * 2  # per query and key, both layers
-    assert decode_bytes.decode_flops(plan, 3, 30) == 3 * (2 * (linear + head) + 30 * attention)
-    pairs = 30 * 31 // 2
-    expected = 2 * (2 * linear * 30 + 2 * head + pairs * attention)
-    assert decode_bytes.prefill_flops(plan, 2, 30) == expected
-    pairs = 24 * 25 // 2 + 6 * 24
-    expected = 2 * linear * 30 + 2 * head + pairs * attention
-    assert decode_bytes.prefill_flops(windowed, 1, 30) == expected
-
-
-def test_the_bytes_bound_the_gain() -> None:
-    plan = tiny(LLAMA)
-    weights, cache = plan.read_parameters * 4, 3 * 27 * TOKEN_BYTES  # 21 + 12 // 2 tokens
-    gain = decode_bytes.predicted_gain(plan, case_of("paged"), 4)
-    assert gain == pytest.approx((weights + 3 * cache) / (weights + cache))
-    gain = decode_bytes.predicted_gain(plan, case_of("static", max_tokens=400), 4)
-    wide = 3 * 400 * TOKEN_BYTES
-    assert gain == pytest.approx((weights + 3 * cache) / (weights + wide))
-    assert decode_bytes.predicted_gain(plan, case_of("none"), 4) is None
-    # Weights that dwarf the cache leave nothing to gain but what batching gives.
-    assert decode_bytes.batch_gain(10**12, 1.0, 8, 2) == pytest.approx(4)
-    assert decode_bytes.batch_gain(0, 1.0, 8, 2) == pytest.approx(1)
 
 
 def failing(kind: type[BaseException], words: str) -> Any:
