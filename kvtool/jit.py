@@ -37,7 +37,7 @@ def compiled(function: _Function) -> _Function:
 
     It is made anew when any file of the function's folder has changed.
     """
-    return _kept(function, "*.py", {})
+    return _kept(function, {})
 
 
 def part(function: _Function) -> _Function:
@@ -47,26 +47,20 @@ def part(function: _Function) -> _Function:
     return _njit(**_FOR_CALLERS, **_OPTIONS)(function)
 
 
-def vectorised(sources: str) -> Callable[[_Function], _Function]:
-    """Like `compiled`, at LLVM's level 3 and with sums in any order: loops become vector loops.
+def vectorised(function: _Function) -> _Function:
+    """Like `compiled`, at LLVM's level 3 and with sums in any order: loops become vector loops."""
+    made: Any = _kept(function, _FAST)
+    compile_as_asked = getattr(made, "compile", None)
+    if compile_as_asked is None:  # NUMBA_DISABLE_JIT
+        return function
 
-    `sources`: a pattern of the files in the function's folder that its machine code is made from.
-    """
+    def compile_at_level_3(signature: Any) -> Any:
+        with _level_3():
+            return compile_as_asked(signature)
 
-    def decorate(function: _Function) -> _Function:
-        made: Any = _kept(function, sources, _FAST)
-        compile_as_asked = getattr(made, "compile", None)
-        if compile_as_asked is None:  # NUMBA_DISABLE_JIT
-            return made
-
-        def compile_at_level_3(signature: Any) -> Any:
-            with _level_3():
-                return compile_as_asked(signature)
-
-        made.compile = compile_at_level_3
-        return made
-
-    return decorate
+    made.compile = compile_at_level_3
+    kept: _Function = made
+    return kept
 
 
 def vectorised_part(function: _Function) -> _Function:
@@ -87,13 +81,13 @@ def must_compile(function: Callable[..., Any]) -> bool:
     return place is None or not any(Path(place).glob(name))
 
 
-def _kept(function: _Function, sources: str, more: dict[str, Any]) -> _Function:
+def _kept(function: _Function, more: dict[str, Any]) -> _Function:
     options = {"no_cfunc_wrapper": True, **_OPTIONS, **more}
     try:
         made = _njit(cache=True, **options)(function)
         cache = getattr(made, "_cache", None)
         if cache is not None:  # as it is where NUMBA_DISABLE_JIT says so
-            _make_careful(cache, _stamp(Path(function.__code__.co_filename).parent, sources))
+            _make_careful(cache, _stamp(Path(function.__code__.co_filename).parent))
         return made
     except RuntimeError:  # neither the package's folder nor the user's cache can be written
         return _njit(**options)(function)
@@ -140,7 +134,7 @@ def _make_careful(cache: Any, stamp: str) -> None:
     cache.load_overload, cache.save_overload = load_or_forget, save_if_possible
 
 
-def _stamp(folder: Path, pattern: str) -> str:
-    """What machine code is made from: these files, and this one, which says how."""
-    files = [*sorted(folder.glob(pattern)), Path(__file__)]
+def _stamp(folder: Path) -> str:
+    """What machine code is made from: all files of a folder, and this one, which says how."""
+    files = [*sorted(folder.glob("*.py")), Path(__file__)]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtool.bench.case import Case
+from kvtool.bench.attention.case import Case
 from kvtool.bench.device import Device
 
 CPU = Device(kind="cpu", name="test", free_bytes=2**31, cache_bytes=2**16, processors=1)

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from kvtool.bench.blueprint import Blueprint, blueprint
-from kvtool.bench.decode_kernels import Kernels, Seen, kernels_for
-from kvtool.bench.decode_settings import DecodeCase, ModelChoice
-from kvtool.bench.model import Decoder, build_model
+from kvtool.bench.decode.blueprint import Blueprint, blueprint
+from kvtool.bench.decode.kernels import Kernels, Seen, kernels_for
+from kvtool.bench.decode.model import Decoder, build_model
+from kvtool.bench.decode.settings import DecodeCase, ModelChoice
 from kvtool.config import LoadedConfig
 
 LLAMA: dict[str, Any] = {

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from bench_cases import CPU, case
 
-from kvtool.bench import data as cases
-from kvtool.bench import gpu_providers as gpu
-from kvtool.bench.correct import expected, verdict
+from kvtool.bench.attention import data as cases
+from kvtool.bench.attention import gpu_providers as gpu
+from kvtool.bench.attention.correct import expected, verdict
 from kvtool.kernels.decode import paged_reference
 
 

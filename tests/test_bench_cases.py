@@ -11,11 +11,11 @@ from bench_cases import CPU, case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtool.bench import data as cases
-from kvtool.bench.case import BLOCK_SIZES, PATTERNS, check
-from kvtool.bench.correct import expected, verdict
-from kvtool.bench.providers import Prepared
-from kvtool.bench.tables import block_tables
+from kvtool.bench.attention import data as cases
+from kvtool.bench.attention.case import BLOCK_SIZES, PATTERNS, check
+from kvtool.bench.attention.correct import expected, verdict
+from kvtool.bench.attention.providers import Prepared
+from kvtool.bench.attention.tables import block_tables
 from kvtool.errors import KvtoolError
 
 torch = pytest.importorskip("torch")
@@ -33,7 +33,9 @@ def test_a_skewed_batch_reads_the_same_bytes(batch: int, context: int, skew: int
 
 def test_bytes_and_operations_of_a_case_by_hand() -> None:
     one = case(batch=2, context_tokens=37, kv_dtype="bf16")
-    assert one.kv_bytes == 2 * 37 * 2 * (2 * 64 * 2)  # sequences, tokens, K and V, heads × size × 2 B
+    assert one.kv_bytes == 2 * 37 * 2 * (
+        2 * 64 * 2
+    )  # sequences, tokens, K and V, heads × size × 2 B
     assert one.useful_bytes == one.kv_bytes + 2 * (2 * 4 * 64 * 2)  # queries and output
     assert one.table_bytes == 2 * 3 * 4  # 37 tokens are 3 blocks of 16
     assert one.flops == 2 * 37 * 4 * 64 * 4

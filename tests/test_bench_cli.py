@@ -337,13 +337,11 @@ def test_what_decode_cannot_run_is_refused(
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError(), KvtoolError("full", "less")])
 def test_what_ends_decode_keeps_the_rows_before_it(error: BaseException) -> None:
-    from kvtool.bench.device import find_device
-
     def rows() -> Any:
         yield {"cache": "dynamic"}
         raise error
 
-    found = bench_decode_run._collected(rows, find_device("cpu"))
+    found = bench_decode_run._collected(rows)
     assert found.rows == [{"bench": "decode", "cache": "dynamic"}]
     assert found.failed is not None
     assert found.failed.exit_code == (130 if isinstance(error, KeyboardInterrupt) else 1)

@@ -21,10 +21,13 @@ from decode_cases import (
     tiny,
 )
 
-from kvtool.bench import cuda_graph, decode_memory
-from kvtool.bench.decode import uniform_rows, uniform_steps
-from kvtool.bench.decode_kernels import Kernels, kernels_for
-from kvtool.bench.decode_settings import (
+from kvtool.bench.decode import cuda_graph
+from kvtool.bench.decode import memory as decode_memory
+from kvtool.bench.decode.kernels import Kernels, kernels_for
+from kvtool.bench.decode.kv_store import KvStore
+from kvtool.bench.decode.model import Decoder, prompts
+from kvtool.bench.decode.sessions import Setting, open_session
+from kvtool.bench.decode.settings import (
     CACHES,
     ROW,
     DecodeCase,
@@ -33,10 +36,8 @@ from kvtool.bench.decode_settings import (
     Roofs,
     decode_cases,
 )
-from kvtool.bench.decode_trial import greedy_tokens, log_slope
-from kvtool.bench.kv_store import KvStore
-from kvtool.bench.model import Decoder, prompts
-from kvtool.bench.sessions import Setting, open_session
+from kvtool.bench.decode.trial import greedy_tokens, log_slope
+from kvtool.bench.decode.uniform import uniform_rows, uniform_steps
 from kvtool.errors import KvtoolError
 
 FP32 = ModelChoice()
@@ -184,9 +185,9 @@ def test_a_replayed_step_reads_the_tensors_that_are_written_to(
 
 IN_THE_INTERPRETER = """
 from decode_cases import CONFIGS, tiny
-from kvtool.bench.decode import uniform_rows
-from kvtool.bench.decode_kernels import gpu_kernels
-from kvtool.bench.decode_settings import DecodeRun, ModelChoice, Roofs, decode_cases
+from kvtool.bench.decode.uniform import uniform_rows
+from kvtool.bench.decode.kernels import gpu_kernels
+from kvtool.bench.decode.settings import DecodeRun, ModelChoice, Roofs, decode_cases
 for config in CONFIGS.values():
     cases = decode_cases(("dynamic", "contiguous", "paged"), (2,), (26,), (4,))
     run = DecodeRun(cases=cases, exponent_contexts=())
@@ -280,7 +281,7 @@ def test_a_context_above_the_maximum_is_refused() -> None:
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        ("illegal instruction", "decode_failed"),
+        ("illegal instruction", "kernel_failed"),
         ("Failed to find C compiler. Please specify via CC", "no_compiler"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from decode_cases import LLAMA, MISTRAL, TOKEN_BYTES, case_of, tiny
 
-from kvtool.bench import decode_bytes
+from kvtool.bench.decode import arithmetic as decode_bytes
 
 
 def test_arithmetic_by_hand() -> None:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from decode_cases import LLAMA, MISTRAL, decoder_of, tiny
 
-from kvtool.bench.blueprint import blueprint
-from kvtool.bench.decode import uniform_rows
-from kvtool.bench.decode_settings import DecodeRun, ModelChoice, Roofs, decode_cases
-from kvtool.bench.model import build_model, forward, prompts
+from kvtool.bench.decode.blueprint import blueprint
+from kvtool.bench.decode.model import build_model, forward, prompts
+from kvtool.bench.decode.settings import DecodeRun, ModelChoice, Roofs, decode_cases
+from kvtool.bench.decode.uniform import uniform_rows
 from kvtool.config import load_config
 from kvtool.errors import KvtoolError
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from decode_cases import CONFIGS, LLAMA, TOKEN_BYTES, broken_kernels, decoder_of, tiny
 
-from kvtool.bench.batching import Batcher, Prompt, Tally
-from kvtool.bench.decode_kernels import kernels_for
-from kvtool.bench.decode_settings import ROW, ModelChoice, RaggedRun, made_requests, silent
-from kvtool.bench.kv_store import KvStore
-from kvtool.bench.model import Decoder
-from kvtool.bench.ragged import alone, largest_batch, pool_for, ragged_rows, ragged_steps
-from kvtool.bench.stepping import Stepping, attend
+from kvtool.bench.decode.batching import Batcher, Prompt, Tally
+from kvtool.bench.decode.kernels import kernels_for
+from kvtool.bench.decode.kv_store import KvStore
+from kvtool.bench.decode.model import Decoder
+from kvtool.bench.decode.ragged import alone, largest_batch, pool_for, ragged_rows, ragged_steps
+from kvtool.bench.decode.settings import ROW, ModelChoice, RaggedRun, made_requests, silent
+from kvtool.bench.decode.stepping import Stepping, attend
 from kvtool.errors import KvtoolError
 from kvtool.requests import Requests
 

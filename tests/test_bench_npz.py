@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from bench_cases import CPU, case
 
-from kvtool.bench import data as cases
-from kvtool.bench import npz
+from kvtool.bench.attention import data as cases
+from kvtool.bench.attention import npz
 from kvtool.errors import KvtoolError
 
 torch = pytest.importorskip("torch")

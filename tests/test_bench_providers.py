@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from bench_cases import CPU, case
 
-from kvtool.bench import data as cases
-from kvtool.bench import providers
-from kvtool.bench.attention import measure_case
-from kvtool.bench.correct import expected, verdict
-from kvtool.bench.providers import Missing, Prepared, Provider
+from kvtool.bench.attention import data as cases
+from kvtool.bench.attention import providers
+from kvtool.bench.attention.correct import expected, verdict
+from kvtool.bench.attention.measure import measure_case
+from kvtool.bench.attention.providers import Missing, Prepared, Provider
 
 pytest.importorskip("torch")
 TESTS = Path(__file__).parent
@@ -62,7 +62,8 @@ def _measured(monkeypatch: pytest.MonkeyPatch, name: str, prepare: Any) -> Any:
     """What a case gives when one provider is replaced."""
     real = providers.providers_of("cpu")
     monkeypatch.setattr(
-        "kvtool.bench.attention.providers_of", lambda kind: {**real, name: Provider(prepare, False)}
+        "kvtool.bench.attention.measure.providers_of",
+        lambda kind: {**real, name: Provider(prepare, False)},
     )
     data = cases.make(case(), CPU, seed=0)
     return measure_case(data, names=["contiguous", "sdpa"], budget_s=0.1, seed=0)
@@ -83,7 +84,9 @@ def test_a_wrong_provider_gets_a_row_and_no_speed(monkeypatch: pytest.MonkeyPatc
     assert set(sdpa) == set(contiguous)
 
 
-def test_a_missing_or_refusing_provider_is_a_note_and_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_or_refusing_provider_is_a_note_and_no_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def missing(data: cases.Data) -> Prepared:
         raise Missing("it is not installed")
 

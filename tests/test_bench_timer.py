@@ -49,21 +49,33 @@ def test_a_sample_is_of_many_calls_where_one_is_short() -> None:
 
 def test_the_budget_ends_the_rounds_but_never_before_the_fewest() -> None:
     samples, _ = measure(
-        {"slow": lambda pool: time.sleep(0.01)}, pools=1, device=CPU, rounds=50, budget_s=0.0, seed=0
+        {"slow": lambda pool: time.sleep(0.01)},
+        pools=1,
+        device=CPU,
+        rounds=50,
+        budget_s=0.0,
+        seed=0,
     )
     assert len(samples["slow"].wall_s) == FEWEST
 
 
 def test_waiting_is_no_work_of_the_processor() -> None:
     samples, _ = measure(
-        {"sleeps": lambda pool: time.sleep(0.02)}, pools=1, device=CPU, rounds=FEWEST, budget_s=5, seed=0
+        {"sleeps": lambda pool: time.sleep(0.02)},
+        pools=1,
+        device=CPU,
+        rounds=FEWEST,
+        budget_s=5,
+        seed=0,
     )
     assert max(samples["sleeps"].cpu_s) < 0.01 < min(samples["sleeps"].wall_s)
 
 
 def test_the_order_within_a_round_changes() -> None:
     order: list[str] = []
-    calls = {name: lambda pool, name=name: order.append(name) or time.sleep(0.003) for name in "abc"}
+    calls = {
+        name: lambda pool, name=name: order.append(name) or time.sleep(0.003) for name in "abc"
+    }
     measure(calls, pools=1, device=CPU, rounds=20, budget_s=60, seed=0)
     rounds = ["".join(order[-60:][k : k + 3]) for k in range(0, 60, 3)]
     assert {"".join(sorted(one)) for one in rounds} == {"abc"}

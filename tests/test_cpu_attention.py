@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llvmlite.binding import get_host_cpu_features
 
-from kvtool.bench import cpu_attention, cpu_read
+from kvtool.bench.cpu import attention as cpu_attention
+from kvtool.bench.cpu import read as cpu_read
 from kvtool.errors import KvtoolError
 
 TOLERANCE = 2e-6

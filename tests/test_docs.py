@@ -78,7 +78,7 @@ def test_every_command_and_option_is_documented(name: str) -> None:
     reference = read("docs/cli.md")
     assert f"## kvtool {name}" in reference
     assert f"kvtool {name}" in README
-    section = reference.split(f"## kvtool {name}")[1].split("\n## ")[0]
+    section = reference.split(f"\n## kvtool {name}")[1].split("\n## ")[0]
     for param in params_of(name):
         for flag in (*param.opts, *param.secondary_opts):
             if flag.startswith("-"):

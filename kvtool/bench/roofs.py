@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from kvtool.bench.data import flat, torch_dtype
+from kvtool.bench.attention.data import flat, torch_dtype
 from kvtool.bench.device import Device, load_torch
 from kvtool.bench.timer import Call, measure
 
@@ -31,7 +31,7 @@ def read_call(pools: list[tuple[Any, ...]], device: Device, threads: int | None)
                 read.read_sum(line)
 
         return on_gpu
-    from kvtool.bench.cpu_attention import read_sum
+    from kvtool.bench.cpu.attention import read_sum
 
     arrays = [[flat(one).view(torch.float32).numpy() for one in pool] for pool in pools]
 

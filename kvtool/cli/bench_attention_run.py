@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvtool.bench import npz
-from kvtool.bench.attention import Found, measure_case
-from kvtool.bench.case import Case
-from kvtool.bench.data import make, make_from, memory_of, out_of_memory
+from kvtool.bench.attention import npz
+from kvtool.bench.attention.case import Case
+from kvtool.bench.attention.data import make, make_from, memory_of, out_of_memory
+from kvtool.bench.attention.measure import Found, measure_case
+from kvtool.bench.attention.providers import NAMES, ON_REQUEST
 from kvtool.bench.device import Device, find_device
 from kvtool.bench.failures import named_failure
-from kvtool.bench.providers import NAMES, ON_REQUEST
 from kvtool.bench.roofs import matmul_roof
 from kvtool.cli.bench_cases import cases_of
 from kvtool.cli.bench_emit import Measured, emit, interrupted, params_in_errors
@@ -87,7 +87,9 @@ def measure_cases(
             share = max(0.0, ends - time.monotonic()) / (len(listed) - done)
             try:
                 full = partial(out_of_memory, case, memory_of(case, pools=1), device)
-                with named_failure(_words(case), device, full):
+                with named_failure(
+                    _words(case), full, leave_out="; --provider leaves providers out"
+                ):
                     found = _one(case, device, names, share, given, inputs, peaks)
             except KeyboardInterrupt:
                 measured.failed = interrupted(len(measured.rows), f"{done} of {len(listed)} cases")
@@ -152,7 +154,7 @@ def _dry_run(
     notes: Sequence[str],
     out: Output,
 ) -> None:
-    from kvtool.bench.forecast import forecast
+    from kvtool.bench.attention.forecast import forecast
 
     names = _providers(given["provider"])
     budget_s = parse_seconds(given["budget"], name="--budget")

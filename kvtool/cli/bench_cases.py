@@ -7,7 +7,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvtool.bench.case import BLOCK_SIZES, HEAD_DIMS, KV_DTYPES, LAYOUTS, PATTERNS, Case, check
+from kvtool.bench.attention.case import (
+    BLOCK_SIZES,
+    HEAD_DIMS,
+    KV_DTYPES,
+    LAYOUTS,
+    PATTERNS,
+    Case,
+    check,
+)
 from kvtool.bench.device import Device
 from kvtool.cli.options import names_in
 from kvtool.cli.scheduler_options import check_rows

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from kvtool.bench.case import KV_DTYPES
-from kvtool.bench.decode_settings import (
+from kvtool.bench.attention.case import KV_DTYPES
+from kvtool.bench.decode.failures import named_failure
+from kvtool.bench.decode.settings import (
     CACHES,
     DEFAULT_LAYERS,
     DEFAULT_MODEL,
@@ -19,7 +20,6 @@ from kvtool.bench.decode_settings import (
     made_requests,
 )
 from kvtool.bench.device import Device, find_device
-from kvtool.bench.failures import named_failure
 from kvtool.bench.roofs import matmul_roof, read_roof
 from kvtool.cli.bench_cases import block_sizes
 from kvtool.cli.bench_emit import Measured, emit, interrupted, params_in_errors
@@ -31,7 +31,7 @@ from kvtool.run import Row
 from kvtool.units import parse_bytes, parse_count, parse_counts
 
 if TYPE_CHECKING:
-    from kvtool.bench.blueprint import Blueprint
+    from kvtool.bench.decode.blueprint import Blueprint
 
 MOST_TOKENS = 2**24
 MOST_CASES = 1_000
@@ -53,8 +53,8 @@ def measure_decode(
     given: Mapping[str, Any], device: Device, out: Output
 ) -> tuple[Measured, list[str]]:
     """The rows, what ended them early, and what must be said of them."""
-    from kvtool.bench.decode import uniform_rows, uniform_steps
-    from kvtool.bench.ragged import ragged_rows, ragged_steps
+    from kvtool.bench.decode.ragged import ragged_rows, ragged_steps
+    from kvtool.bench.decode.uniform import uniform_rows, uniform_steps
 
     choice = _choice(given, device)
     run = DecodeRun(
@@ -78,15 +78,15 @@ def measure_decode(
             if ragged is not None:
                 yield from ragged_rows(plan, choice, ragged, advance=advance)
 
-        measured = _collected(rows, device)
+        measured = _collected(rows)
     return measured, [*plan.notes, *plan.loaded.notes]
 
 
-def _collected(rows: Callable[[], Iterator[Row]], device: Device) -> Measured:
+def _collected(rows: Callable[[], Iterator[Row]]) -> Measured:
     """Every row that was finished, and what ended them."""
     measured = Measured()
     try:
-        with named_failure("bench decode", device, _full):
+        with named_failure("bench decode", "--batch, --prompt-tokens, --output-tokens"):
             for row in rows():
                 measured.rows.append({"bench": "decode", **row})
     except KeyboardInterrupt:
@@ -98,21 +98,12 @@ def _collected(rows: Callable[[], Iterator[Row]], device: Device) -> Measured:
     return measured
 
 
-def _full() -> KvtoolError:
-    return KvtoolError(
-        "out of memory",
-        "lower --batch, --prompt-tokens, --output-tokens or --layers",
-        code="out_of_memory",
-    )
-
-
 def _choice(given: Mapping[str, Any], device: Device) -> ModelChoice:
     default = "bf16" if device.is_gpu else "fp32"
     typed = given["dtype"]
     return ModelChoice(
         device=device.kind,
         dtype=default if typed == "auto" else names_in(typed, "--dtype", tuple(KV_DTYPES))[0],
-        layers=given["layers"],
         seed=given["seed"],
         random_weights=given["random_weights"],
     )
@@ -139,7 +130,7 @@ def _max_model_len(given: Mapping[str, Any]) -> int | None:
 
 def _plan(given: Mapping[str, Any]) -> Blueprint:
     """The model that is asked for; a small one, cut short, if none is."""
-    from kvtool.bench.blueprint import blueprint
+    from kvtool.bench.decode.blueprint import blueprint
 
     loaded: LoadedConfig = load_config(given["model"] or DEFAULT_MODEL)
     layers = given["layers"]
@@ -157,7 +148,7 @@ def _ragged(given: Mapping[str, Any], plan: Blueprint, choice: ModelChoice) -> R
     most = _max_model_len(given) or min(
         RAGGED_MEANS * (prompt + output), plan.max_context or MOST_TOKENS
     )
-    from kvtool.bench.decode_memory import ITEM_BYTES
+    from kvtool.bench.decode.memory import ITEM_BYTES
 
     token_bytes = plan.heads.token_bytes(ITEM_BYTES[choice.dtype])
     typed = given["kv_memory"]

@@ -1,0 +1,1 @@
+"""`kvtool bench attention`: one decode step's attention, provider beside provider."""

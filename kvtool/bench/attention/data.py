@@ -1,0 +1,234 @@
+"""The tensors of a case: the same K and V contiguous and in blocks, in pools larger than the cache."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvtool.bench.attention.case import KV_DTYPES, Case
+from kvtool.bench.attention.tables import block_tables
+from kvtool.bench.device import Device, load_torch
+from kvtool.errors import KvtoolError
+
+COLD = 3
+"""All pools together are so many times the last-level cache: none is read from there again."""
+MOST_POOLS = 64
+"""Copies of a small case: more would take longer to make than to measure."""
+MOST_SHARE = 0.7
+"""Of the memory that is free: beyond it other programs, or the kernels' own buffers, run out."""
+PLANTED = 4
+"""Tokens at random places that get a large share of the attention, beside the first, the last and
+those at a block's edge: a kernel that loses one of them is visibly wrong."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Data:
+    """K and V in `pools` copies; V of copy i is scaled by `factor(i)`, a power of two, so that the
+    output tells which copy was read.
+
+    `k[i]`, `v[i]`: [batch, longest, kv_heads, head_dim]; `k_cache[i]`, `v_cache[i]`:
+    [blocks, block_size, kv_heads, head_dim]; both as views of the case's layout.
+    """
+
+    case: Case
+    device: Device
+    q: Any
+    """[batch, query_heads, head_dim] in the KV dtype."""
+    k: list[Any]
+    v: list[Any]
+    k_cache: list[Any]
+    v_cache: list[Any]
+    table: Any
+    """int32 [batch, most blocks], −1 where there is no block."""
+    lengths: Any
+    """int32 [batch]."""
+    given_scale: float | None = None
+    """Of the scores, where a file says it."""
+
+    @property
+    def pools(self) -> int:
+        """Copies of K and V."""
+        return len(self.k)
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether the copies are together so large that none is read from the last-level cache."""
+        return self.pools * self.case.kv_bytes >= COLD * self.device.cache_bytes
+
+    @property
+    def scale(self) -> float:
+        """Of the scores: 1/√head_dim unless a file says otherwise."""
+        return float(self.case.head_dim**-0.5) if self.given_scale is None else self.given_scale
+
+    def fill_padding(self, value: float) -> None:
+        """Write a value where no token is: beyond each length, in block tails and unused blocks."""
+        torch = load_torch()
+        positions = torch.arange(self.k[0].shape[1], device=self.q.device)
+        outside = positions[None, :] >= self.lengths[:, None]
+        unused = _unused_slots(self)
+        for one in (*self.k, *self.v):
+            one.masked_fill_(outside[:, :, None, None], value)
+        for one in (*self.k_cache, *self.v_cache):
+            one.masked_fill_(unused[:, :, None, None], value)
+
+
+def factor(pool: int) -> float:
+    """What V of a copy is scaled by: neighbours differ, and the scaling is exact."""
+    return float(2.0 ** -(pool % 4))
+
+
+def pools_of(case: Case, device: Device) -> int:
+    """How many copies are needed so that none is read from the last-level cache."""
+    wanted = -(-COLD * device.cache_bytes // case.kv_bytes)
+    room = int(MOST_SHARE * device.free_bytes) // memory_of(case, pools=1)
+    return max(1, min(wanted, room, MOST_POOLS))
+
+
+def memory_of(case: Case, *, pools: int) -> int:
+    """Bytes that a case takes: contiguous and paged copies, and the buffer that is gathered into."""
+    width = 2 * case.kv_heads * case.head_dim * KV_DTYPES[case.kv_dtype]
+    contiguous = case.batch * case.max_context * width
+    spare = 1.25 if case.pattern == "fragmented" else 1.0
+    paged = int(sum(case.blocks) * case.block_size * width * spare)
+    gathered = case.batch * max(case.blocks) * case.block_size * width
+    return pools * (contiguous + paged) + gathered
+
+
+def make(case: Case, device: Device, *, seed: int) -> Data:
+    """The data of a case from a seed. Raises KvtoolError where memory does not suffice."""
+    torch = load_torch()
+    _check_memory(case, device)
+    generator = torch.Generator(device=device.kind).manual_seed(seed)
+
+    def random(*shape: int) -> Any:
+        return torch.randn(shape, generator=generator, device=device.kind, dtype=torch.float32)
+
+    base = random(case.batch, case.kv_heads, 1, case.head_dim)
+    noise = random(case.batch, case.kv_heads, case.query_heads // case.kv_heads, case.head_dim)
+    q = (base + 0.5 * noise).reshape(case.batch, case.query_heads, case.head_dim)
+    k, v = (_empty(case, device, case.batch, case.max_context) for _ in range(2))
+    k.normal_(generator=generator)
+    v.normal_(generator=generator)
+    _plant(case, k, base[:, :, 0], seed)
+    table, num_blocks = block_tables(case, seed)
+    return _copied(case, device, q, k, v, torch.from_numpy(table), num_blocks)
+
+
+def make_from(case: Case, device: Device, inputs: Any) -> Data:
+    """The data of a file (npz.Inputs): its blocks, and the same tokens contiguous."""
+    torch = load_torch()
+    _check_memory(case, device)
+    k, v = (_empty(case, device, case.batch, case.max_context).zero_() for _ in range(2))
+    for row, tokens in enumerate(case.lengths):
+        positions = torch.arange(tokens)
+        blocks = inputs.table[row, positions // case.block_size].long()
+        for target, source in ((k, inputs.k_cache), (v, inputs.v_cache)):
+            target[row, :tokens] = source[blocks, positions % case.block_size].to(device.kind)
+    made = _copied(case, device, inputs.q, k, v, inputs.table, inputs.k_cache.shape[0])
+    made.given_scale = inputs.scale
+    return made
+
+
+def _copied(
+    case: Case, device: Device, q: Any, k: Any, v: Any, table: Any, num_blocks: int
+) -> Data:
+    """K and V of all sequences as so many contiguous and paged copies as are needed."""
+    torch = load_torch()
+    data = Data(
+        case=case, device=device, k=[], v=[], k_cache=[], v_cache=[],
+        q=q.to(device.kind, torch_dtype(case.kv_dtype)).contiguous(),
+        table=table.to(device.kind),
+        lengths=torch.tensor(case.lengths, dtype=torch.int32, device=device.kind),
+    )  # fmt: skip
+    for pool in range(pools_of(case, device)):
+        data.k.append(k if pool == 0 else k.clone())
+        data.v.append(v if pool == 0 else v * factor(pool))
+        for caches in (data.k_cache, data.v_cache):
+            caches.append(_empty(case, device, num_blocks, case.block_size).zero_())
+        _scatter(data, pool)
+    return data
+
+
+def _check_memory(case: Case, device: Device) -> None:
+    needed = memory_of(case, pools=1)
+    if needed > MOST_SHARE * device.free_bytes:
+        raise out_of_memory(case, needed, device)
+
+
+def torch_dtype(name: str) -> Any:
+    """torch's dtype of a KV dtype."""
+    torch = load_torch()
+    return {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[name]
+
+
+def flat(tensor: Any) -> Any:
+    """The memory of a tensor as one line, whichever way its axes are ordered; nothing is copied."""
+    while not tensor.is_contiguous():
+        tensor = tensor.permute(0, 2, 1, 3)
+    return tensor.view(-1)
+
+
+def out_of_memory(case: Case, needed: int, device: Device) -> KvtoolError:
+    """The error of a case that this device has no room for."""
+    from kvtool.units import format_bytes
+
+    return KvtoolError(
+        f"batch {case.batch}, context {case.context_tokens:,}: about {format_bytes(needed)} are "
+        f"needed and {format_bytes(device.free_bytes)} of the {device.kind}'s memory are free",
+        "lower --batch or --context; --dry-run lists what each case takes",
+        code="out_of_memory",
+    )
+
+
+def _empty(case: Case, device: Device, outer: int, tokens: int) -> Any:
+    """[outer, tokens, kv_heads, head_dim] as a view of memory in the case's layout."""
+    torch = load_torch()
+    dtype = torch_dtype(case.kv_dtype)
+    if case.layout == "nhd":
+        shape = (outer, tokens, case.kv_heads, case.head_dim)
+        return torch.empty(shape, dtype=dtype, device=device.kind)
+    shape = (outer, case.kv_heads, tokens, case.head_dim)
+    return torch.empty(shape, dtype=dtype, device=device.kind).permute(0, 2, 1, 3)
+
+
+def _plant(case: Case, k: Any, base: Any, seed: int) -> None:
+    """Keys along their queries' common direction at a few places, so that these weigh heavily."""
+    rng = np.random.default_rng(seed)
+    size = case.block_size
+    for row, tokens in enumerate(case.lengths):
+        if not tokens:
+            continue
+        edges = (0, tokens - 1, (tokens - 1) // size * size, size - 1, size)
+        places = sorted(
+            {at for at in edges if at < tokens} | set(rng.integers(tokens, size=PLANTED))
+        )
+        score = math.log(max(tokens / 8, math.e))
+        key = base[row] * (score / case.head_dim**0.5)
+        k[row, places] = key.to(k.dtype)
+
+
+def _scatter(data: Data, pool: int) -> None:
+    """The contiguous copy into its blocks, row by row."""
+    torch = load_torch()
+    size = data.case.block_size
+    for row, tokens in enumerate(data.case.lengths):
+        if not tokens:
+            continue
+        positions = torch.arange(tokens, device=data.table.device)
+        blocks = data.table[row, positions // size].long()
+        data.k_cache[pool][blocks, positions % size] = data.k[pool][row, :tokens]
+        data.v_cache[pool][blocks, positions % size] = data.v[pool][row, :tokens]
+
+
+def _unused_slots(data: Data) -> Any:
+    """Which slots of the pool hold no token: [blocks, block_size]."""
+    torch = load_torch()
+    size = data.case.block_size
+    unused = torch.ones(data.k_cache[0].shape[:2], dtype=torch.bool, device=data.table.device)
+    for row, tokens in enumerate(data.case.lengths):
+        positions = torch.arange(tokens, device=data.table.device)
+        unused[data.table[row, positions // size].long(), positions % size] = False
+    return unused

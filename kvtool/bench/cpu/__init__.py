@@ -1,0 +1,1 @@
+"""The CPU backend: fused decode attention in LLVM's own vectors, and the roofs of memory."""

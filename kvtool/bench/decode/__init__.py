@@ -1,0 +1,1 @@
+"""`kvtool bench decode`: transformers' models on caches of theirs and of ours."""
