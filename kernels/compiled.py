@@ -36,7 +36,7 @@ MAX_SHARED_BYTES = {
 class MachineCode:
     """One kernel on one architecture, read from its compiled code.
 
-    spills: loads and stores of spilled registers; loop_spills: those of them that stand in a loop;
+    spills: loads and stores of spilled registers; loop_spills: those in the innermost loops;
     spill_bytes: their room for a thread;
     wide_loads: instructions that load 16 bytes a thread from global memory, counted where they
     stand; narrow_loads: those that load less; wait_depth: groups of asynchronous copies that may
@@ -151,10 +151,12 @@ def _read_amd(built: Any) -> dict[str, Any]:
 
 
 def _loops(code: str) -> list[range]:
-    """From each label to each branch back to it."""
+    """The innermost loops: from a label to a branch back to it, with no such branch between."""
     labels = {found[1]: found.start() for found in re.finditer(r"^(\.L_\w+):", code, re.M)}
     branches = re.finditer(r"\bBRA `\((\.L_\w+)\)", code)
-    return [range(labels[found[1]], found.start()) for found in branches]
+    loops = [range(labels[found[1]], found.start()) for found in branches]
+    loops = [loop for loop in loops if loop]
+    return [loop for loop in loops if not any(a.start in loop for a in loops if a != loop)]
 
 
 def _disassembled(cubin: bytes, tool: str, flag: str) -> str:

@@ -142,11 +142,10 @@ def _decode(
     # [split, sequence, query head]: the merge reads a part's LSE first, and no part that has -inf.
     heads = tl.num_programs(0) // row_groups * GROUP
     at = (split * tl.num_programs(2) + seq) * heads + head
-    is_empty = total == 0.0
-    divisor = tl.where(is_empty, 1.0, total)
-    has_out = ~is_empty | (split == 0)
+    divisor = tl.where(total == 0.0, 1.0, total)
     values = (acc / divisor[:, None]).to(out.dtype.element_ty)
-    tl.store(out + at[:, None] * D + dims[None, :], values, mask=q_mask & has_out[:, None])
+    written = tl.where(split == 0, 1.0, total) != 0.0
+    tl.store(out + at[:, None] * D + dims[None, :], values, mask=q_mask & written[:, None])
     # ln 2 makes it natural; highest is -inf where nothing was seen.
     tl.store(lse + at, (highest + tl.log2(divisor)) * 0.6931471805599453, mask=member < GROUP)
 

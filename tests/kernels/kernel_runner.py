@@ -14,6 +14,7 @@ import mmap
 import os
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 os.environ["TRITON_INTERPRET"] = "1"
@@ -63,13 +64,24 @@ def guarded(tensor: torch.Tensor) -> torch.Tensor:
     return copy.view(tensor.shape).copy_(tensor)
 
 
-def run_decode(case: kernel_cases.DecodeCase) -> dict[str, float]:
-    """Errors of out and lse, and of the reference beside the kernel, against dense attention."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """One case's tensors: the same tokens dense, in blocks and in rows; the last two in poison."""
+
+    q: torch.Tensor
+    lengths: torch.Tensor
+    table: torch.Tensor
+    dense: torch.Tensor
+    paged: list[torch.Tensor]
+    contiguous: list[torch.Tensor]
+
+
+def inputs_of(case: kernel_cases.DecodeCase) -> Inputs:
+    """Random q, K and V, scattered over blocks in random order."""
     batch, longest = len(case.lengths), max(case.lengths, default=0)
-    heads = case.group * case.kv_heads
     dtype = getattr(torch, case.dtype)
     lengths = torch.tensor(case.lengths, dtype=torch.int32)
-    q = torch.randn(batch, heads, case.head_dim).to(dtype)
+    q = torch.randn(batch, case.group * case.kv_heads, case.head_dim).to(dtype)
     dense = torch.randn(2, batch, max(longest, 1), case.kv_heads, case.head_dim).to(dtype)
     blocks = -(-longest // case.block_size) + 1
     table = torch.full((batch, blocks), BAD_ID, dtype=torch.int32)
@@ -87,26 +99,35 @@ def run_decode(case: kernel_cases.DecodeCase) -> dict[str, float]:
                 twin[seq, token] = source[seq, token]
     if batch:
         table, lengths = guarded(table), guarded(lengths)
+    return Inputs(
+        q=q, lengths=lengths, table=table, dense=dense, paged=paged, contiguous=contiguous
+    )
+
+
+def run_decode(case: kernel_cases.DecodeCase) -> dict[str, float]:
+    """Errors of out and lse, and of the reference beside the kernel, against dense attention."""
+    given = inputs_of(case)
+    q, lengths = given.q, given.lengths
     plan = Plan(
         tile=case.tile, chunk_tiles=case.chunk_tiles, num_stages=1, num_warps=1,
         num_splits=case.splits, walk="chunked" if case.walk == "contiguous" else case.walk,
     )  # fmt: skip
     out = torch.full_like(q, NAN, dtype=getattr(torch, case.out_dtype or case.dtype))
-    lse = torch.full((batch, heads), NAN)
+    lse = torch.full(q.shape[:2], NAN)
     workspace = decode.workspace_for(q, plan)
     for part in workspace or ():
         part.fill_(NAN)
-    options = {"scale": case.scale, "window": case.window}
-    given = options | {"plan": plan, "out": out, "lse": lse, "workspace": workspace}
+    asked = {"scale": case.scale, "window": case.window}
+    options = asked | {"plan": plan, "out": out, "lse": lse, "workspace": workspace}
     if case.walk == "contiguous":
-        got = decode.contiguous_decode(q, *contiguous, lengths, **given)
-        reference = decode.contiguous_reference(q, *contiguous, lengths, **options)
+        got = decode.contiguous_decode(q, *given.contiguous, lengths, **options)
+        reference = decode.contiguous_reference(q, *given.contiguous, lengths, **asked)
     else:
-        got = decode.paged_decode(q, *paged, table, lengths, **given)
-        reference = decode.paged_reference(q, *paged, table, lengths, **options)
+        got = decode.paged_decode(q, *given.paged, given.table, lengths, **options)
+        reference = decode.paged_reference(q, *given.paged, given.table, lengths, **asked)
     assert got[0] is out
     assert got[1] is lse
-    wanted = decode.contiguous_reference(q, *dense, lengths, **options)
+    wanted = decode.contiguous_reference(q, *given.dense, lengths, **asked)
     return {
         "out": error_of(out, wanted[0]) / TOLERANCE[out.dtype],
         "lse": error_of(lse, wanted[1]) / TOLERANCE[torch.float32],

@@ -31,9 +31,10 @@ HEAD_DIMS = (64, 80, 96, 128, 192, 256)
 # registers of every thread, as each warp needs all of it: then two fit, as the tiles do.
 MAX_REGISTERS = 168
 MAX_REGISTERS_WIDE = 200
-# ptxas sometimes parks a value or two (a thread's lane bits) in memory before the loop and fetches
-# them after. Heads of 128 in 16 bits have none; elsewhere this many bytes are let through.
+# ptxas sometimes parks a value or two (a thread's lane bits) in memory around the loop over tiles. With
+# the releases that are pinned, heads of 128 in 16 bits have none; elsewhere so many bytes may be.
 PARKED_BYTES = 8
+PINNED = ("3.6.0", "3.7.1")
 
 
 @lru_cache
@@ -47,10 +48,11 @@ def faults(
     built: MachineCode, twin: MachineCode, *, head_dim: int = 128, dtype: str = "bfloat16"
 ) -> list[str]:
     """Which gates a paged kernel fails."""
-    parked = 0 if head_dim == 128 and dtype != "float32" else PARKED_BYTES
+    is_strict = head_dim == 128 and dtype != "float32" and built.triton in PINNED
     most = MAX_REGISTERS if head_dim <= 128 else MAX_REGISTERS_WIDE
     gates = {
-        "spills": built.loop_spills == 0 and built.spill_bytes <= parked,
+        "spills": built.loop_spills == 0
+        and built.spill_bytes <= (0 if is_strict else PARKED_BYTES),
         "registers": built.registers <= most,
         "128-bit loads": built.wide_loads >= twin.wide_loads,
         "depth": (built.wait_depth or 0) >= (twin.wait_depth or 0),
