@@ -9,10 +9,10 @@ RUN := $(BIN)/python -m
 SOURCES := kvtool kernels presets scripts tests
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full lint fmt bench readme core full
+.PHONY: help demo test test-full test-triton36 lint fmt bench readme core full
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
 	@echo "Options: VENV=$(VENV), PYTHON=/path/to/python3, JOBS=$(JOBS), PYTEST_ARGS='-k size'"
 
 demo: core ## install kvtool alone into .venv: sizes, the waste of a pool, two forks; no GPU
@@ -26,6 +26,9 @@ test: full ## the tests, with every extra; not the slow ones
 
 test-full: full ## all tests, the slow ones too
 	$(RUN) pytest -n $(JOBS) $(PYTEST_ARGS)
+
+test-triton36: ## the kernels' tests with triton 3.6.0, in an environment of their own
+	sh scripts/triton36.sh "$(VENV)-triton36" $(PYTEST_ARGS)
 
 lint: full ## style, types and the order of the modules
 	$(RUN) ruff check $(SOURCES)
