@@ -185,10 +185,11 @@ def resources(launch: Launch) -> Resources:
     """
     if is_interpreted(launch.kernel) or launch.device.type != "cuda":
         return Resources(registers=None, spills=None, shared_bytes=None)
-    handle = launch.kernel.warmup(**launch.arguments, **launch.options, grid=launch.grid)
-    load = getattr(handle, "_init_handles", None)
-    if load is not None:  # registers are known once the code is on the device
-        load()
+    with launch.on_device():
+        handle = launch.kernel.warmup(**launch.arguments, **launch.options, grid=launch.grid)
+        load = getattr(handle, "_init_handles", None)
+        if load is not None:  # registers are known once the code is on the device
+            load()
     return Resources(
         registers=getattr(handle, "n_regs", None),
         spills=getattr(handle, "n_spills", None),

@@ -252,7 +252,7 @@ def _prepare(
     launches = (launch,) if batch else ()
     if plan.num_splits > 1:
         launches += merge.prepare(*parts, out=out, lse=lse, num_parts=plan.num_splits).launches
-    return Prepared(launches=launches, out=out, lse=lse)
+    return Prepared(launches=launches, out=out, lse=lse, plan=plan)
 
 
 def prepare_paged(

@@ -6,13 +6,15 @@ The launchers build these, so that what is run, what is captured in a CUDA graph
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
 import triton
+
+from .decode_plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,20 +27,24 @@ class Launch:
     options: dict[str, int]
     device: torch.device
 
+    def on_device(self) -> AbstractContextManager[Any]:
+        """Make the launch's device the current one, as triton asks."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
     def run(self) -> Any:
         """Start it on the current stream; returns triton's handle (None in the interpreter)."""
-        on_device = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
-        with on_device:
+        with self.on_device():
             return self.kernel[self.grid](**self.arguments, **self.options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A result and the launches that fill it: prepare once, run often."""
+    """A result and the launches that fill it: prepare once, run often. plan: how it is cut up."""
 
     launches: tuple[Launch, ...]
     out: torch.Tensor
     lse: torch.Tensor
+    plan: Plan | None = None
 
     def run(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Start each launch in turn; returns (out, lse), filled when the stream gets there."""
