@@ -21,7 +21,7 @@ MIN_TILES = 4
 # No split is longer than this, so that one long sequence among short ones is spread out too.
 MAX_SPLIT_TOKENS = 8192
 MAX_SPLITS = 128
-# What a wave of programs and the merge cost, in tiles: about 1 µs and 4 µs on an H200.
+# What a wave of programs and the merge cost, in tiles (of about 2 µs, on an H200): assumed.
 WAVE_TILES = 1
 MERGE_TILES = 2
 PROGRAMS_PER_SM = 2

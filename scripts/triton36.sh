@@ -20,8 +20,19 @@ if [ "$(cat "$folder/.installed" 2>/dev/null)" != "$wanted" ]; then
             "$folder" >&2
         exit 2
     fi
+    python=
+    for one in ${PYTHON:-python3.11 python3.12 python3}; do
+        # A shim may be on the path and have no Python behind it.
+        if "$one" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+        then python=$one && break; fi
+    done
+    if [ -z "$python" ]; then
+        printf 'Error: no Python from 3.11 on that can make environments\nHint: PYTHON=… sh %s %s\n' \
+            "$0" "$folder" >&2
+        exit 1
+    fi
     echo "$folder: a new environment with triton 3.6.0 and torch ${TORCH:-2.13.0}" >&2
-    "${PYTHON:-python3.11}" -m venv --clear "$folder"
+    "$python" -m venv --clear "$folder"
     set_up="$folder/bin/python -m pip install --quiet --disable-pip-version-check"
     $set_up "torch==${TORCH:-2.13.0}" "numpy<2.4" pytest
     $set_up --no-deps "triton==3.6.0"
