@@ -125,6 +125,24 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
+def stdout_for_data() -> Iterator[None]:
+    """What libraries print, from C too, goes to stderr: stdout has one object and nothing else."""
+    sys.stdout.flush()
+    try:
+        kept = os.dup(1)
+    except OSError:  # it is closed: nothing can be written there
+        yield
+        return
+    try:
+        os.dup2(2, 1)
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+@contextmanager
 def offline() -> Iterator[None]:
     """A config may name a backbone on the Hub: it is not fetched."""
     constants = sys.modules.get("huggingface_hub.constants")

@@ -269,13 +269,13 @@ def test_a_missing_extra_says_how_to_get_it(
 def test_a_wrong_result_fails_the_run_and_keeps_its_row() -> None:
     right = {"correct": True}
     row = {
-        "correct": False, "provider": "paged", "max_abs_error": 0.5, "tolerance": 1e-5, "batch": 1,
+        "correct": False, "provider": "paged", "error_share": 7.04, "max_lse_error": 0.0, "batch": 1,
         "context_tokens": 10, "block_size": 16,
     }  # fmt: skip
     assert wrong([right]) is None
     error = wrong([right, row])
     assert error is not None
-    assert "paged is wrong: it is off by 0.5, 1e-05 are allowed" in error.message
+    assert "paged is wrong: it is off by 7.0 times what rounding allows" in error.message
     assert error.exit_code == 1
     error = wrong([{"same_tokens": False, "cache": "paged"}])
     assert error is not None

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from kvtool.errors import KvtoolError, did_you_mean, usage_error
 
 NAMES = ("auto", "cuda", "cpu")
+_PEERS = ("flashinfer-python", "flash-attn", "flash_attn_3", "vllm")
 _CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
 _UNKNOWN_CACHE = 32 * 2**20
 """Bytes of a last-level cache that the system does not tell of: larger than most laptops'."""
@@ -133,6 +134,7 @@ def describe(device: Device, *, threads: int | None = None) -> dict[str, Any]:
         "triton": _version("triton"),
         "transformers": _version("transformers"),
         "numba": _version("numba"),
+        **{name: one for name in _PEERS if (one := _version(name)) is not None},
     }
     if not device.is_gpu:
         return found | {"threads": threads, "load_average": _load()}

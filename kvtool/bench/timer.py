@@ -22,10 +22,13 @@ Call = Callable[[int], object]
 
 FEWEST = 5
 """Rounds, however small the budget: fewer have no quantiles."""
-CPU_SAMPLE_S, GPU_SAMPLE_S = 0.002, 0.002
-"""A sample is at least as long: clocks and launches are then far below it."""
-MOST_LAUNCHES = 512
-"""Calls in one graph."""
+CPU_SAMPLE_S, GPU_SAMPLE_S = 0.002, 0.005
+"""A sample is at least as long, so that clocks and the ends of a graph are far below it."""
+MOST_LAUNCHES = 2048
+"""Calls in one graph: a sample of shorter calls is shorter."""
+HIDING_CYCLES = 200_000
+"""Of the GPU, about 100 µs of waiting, while which the graph's launch arrives: else its latency would
+lie between the two events."""
 
 
 @dataclass(slots=True)
@@ -41,39 +44,38 @@ class Sampler:
     """How one sample is taken: seconds (wall, CPU) of one call, averaged over a few."""
 
     take: Callable[[], tuple[float, float | None]]
-    captured: bool
-    """Whether it is a CUDA graph."""
+    once: Callable[[], object]
+    """What is timed, once over all pools at the least: to look at what it leaves."""
+    eager: str | None = None
+    """Why it is no CUDA graph, on a GPU."""
+
+
+def samplers(calls: Mapping[str, Call], *, pools: int, device: Device) -> dict[str, Sampler]:
+    """Every call ready to be timed: warm, its loops counted, on a GPU captured."""
+    make = _graph_sampler if device.is_gpu else _cpu_sampler
+    return {name: make(call, pools) for name, call in calls.items()}
 
 
 def measure(
-    calls: Mapping[str, Call],
-    *,
-    pools: int,
-    device: Device,
-    rounds: int,
-    budget_s: float,
-    seed: int,
-) -> tuple[dict[str, Samples], tuple[str, ...]]:
-    """The samples of every call, and the calls that could not be captured in a graph.
+    ready: Mapping[str, Sampler], *, rounds: int, budget_s: float, seed: int
+) -> dict[str, Samples]:
+    """The samples of every call, as many of each.
 
     At most `rounds` rounds, fewer when `budget_s` seconds are over, never fewer than FEWEST.
     """
     started = time.perf_counter()
-    make = _graph_sampler if device.is_gpu else _cpu_sampler
-    samplers = {name: make(call, pools) for name, call in calls.items()}
-    samples = {name: Samples() for name in calls}
-    order, shuffle = list(calls), random.Random(seed).shuffle
+    samples = {name: Samples() for name in ready}
+    order, shuffle = list(ready), random.Random(seed).shuffle
     for done in range(rounds):
         if done >= FEWEST and time.perf_counter() - started > budget_s:
             break
         shuffle(order)
         for name in order:
-            wall_s, cpu_s = samplers[name].take()
+            wall_s, cpu_s = ready[name].take()
             samples[name].wall_s.append(wall_s)
             if cpu_s is not None:
                 samples[name].cpu_s.append(cpu_s)
-    eager = tuple(name for name, one in samplers.items() if device.is_gpu and not one.captured)
-    return samples, eager
+    return samples
 
 
 def _cpu_sampler(call: Call, pools: int) -> Sampler:
@@ -91,7 +93,7 @@ def _cpu_sampler(call: Call, pools: int) -> Sampler:
         wall, cpu = time.perf_counter_ns() - wall, time.process_time_ns() - cpu
         return wall / loops / 1e9, cpu / loops / 1e9
 
-    return Sampler(take, captured=False)
+    return Sampler(take, lambda: _each(call, pools))
 
 
 def _turns(pools: int) -> Iterator[int]:
@@ -101,49 +103,48 @@ def _turns(pools: int) -> Iterator[int]:
         pool = (pool + 1) % pools
 
 
+def _each(call: Call, loops: int, pools: int | None = None) -> None:
+    """So many calls, the pools in turn."""
+    for index in range(loops):
+        call(index % (pools or loops))
+
+
 def _graph_sampler(call: Call, pools: int) -> Sampler:
-    """A CUDA graph of calls on all pools in turn; plain launches where a call cannot be captured."""
+    """A CUDA graph of calls on all pools in turn; plain launches where a call cannot be captured.
+
+    How long a call takes is told by a graph of one turn: launched one by one, a call of microseconds
+    takes what its launch takes on the host.
+    """
     torch = load_torch()
-    seconds = _warm_up(torch, call, pools)
-    turns = max(1, math.ceil(GPU_SAMPLE_S / max(seconds * pools, 1e-9)))
-    loops = min(turns * pools, max(MOST_LAUNCHES // pools, 1) * pools)
-
-    def all_calls() -> None:
-        for index in range(loops):
-            call(index % pools)
-
-    graph = _capture(torch, all_calls)
-    replay = all_calls if graph is None else graph.replay
-
-    def take() -> tuple[float, None]:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        start.record()
-        replay()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / 1e3 / loops, None
-
-    take()
-    return Sampler(take, captured=graph is not None)
+    _each(call, pools)  # compiles
+    turn, eager = _capture(torch, lambda: _each(call, pools))
+    run = turn.replay if turn is not None else lambda: _each(call, pools)
+    run()
+    turns = max(1, math.ceil(GPU_SAMPLE_S / max(_timed(torch, run), 1e-9)))
+    loops = pools * min(turns, max(MOST_LAUNCHES // pools, 1))
+    if turn is not None and loops > pools:
+        turn, eager = _capture(torch, lambda: _each(call, loops, pools))
+    once = turn.replay if turn is not None else lambda: _each(call, loops, pools)
+    once()
+    return Sampler(lambda: (_timed(torch, once) / loops, None), once, eager)
 
 
-def _warm_up(torch: Any, call: Call, pools: int) -> float:
-    """Seconds of a call once everything is compiled."""
-    for pool in range(pools):
-        call(pool)
+def _timed(torch: Any, run: Callable[[], object]) -> float:
+    """Seconds between two events around what is launched, on the GPU's own clock."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
+    wait = getattr(torch.cuda, "_sleep", None)
+    if wait is not None:
+        wait(HIDING_CYCLES)
     start.record()
-    for pool in range(pools):
-        call(pool)
+    run()
     end.record()
     end.synchronize()
-    return float(start.elapsed_time(end)) / 1e3 / pools
+    return float(start.elapsed_time(end)) / 1e3
 
 
-def _capture(torch: Any, all_calls: Callable[[], None]) -> Any:
-    """The graph of the calls, or None: some libraries decide on the host what to launch."""
+def _capture(torch: Any, all_calls: Callable[[], None]) -> tuple[Any, str | None]:
+    """The graph of the calls, or why there is none: some libraries decide on the host what to launch."""
     try:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -155,7 +156,7 @@ def _capture(torch: Any, all_calls: Callable[[], None]) -> Any:
             all_calls()
     except torch.cuda.OutOfMemoryError:
         raise
-    except RuntimeError:
+    except RuntimeError as error:
         torch.cuda.synchronize()
-        return None
-    return graph
+        return None, " ".join(str(error).split())[:160]
+    return graph, None

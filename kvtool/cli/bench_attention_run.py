@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,15 +10,17 @@ from typing import Any
 from kvtool.bench.attention import npz
 from kvtool.bench.attention.case import Case
 from kvtool.bench.attention.data import make, make_from, memory_of, out_of_memory
+from kvtool.bench.attention.forecast import forecast
 from kvtool.bench.attention.measure import Found, measure_case
 from kvtool.bench.attention.providers import NAMES, ON_REQUEST
-from kvtool.bench.device import Device, find_device
+from kvtool.bench.device import Device, describe, find_device
 from kvtool.bench.failures import named_failure
 from kvtool.bench.roofs import matmul_roof
 from kvtool.cli.bench_cases import cases_of
 from kvtool.cli.bench_emit import Measured, emit, interrupted, params_in_errors
 from kvtool.cli.options import names_in
 from kvtool.errors import KvtoolError, usage_error
+from kvtool.guard import stdout_for_data
 from kvtool.output import Output, check_writable, write_file
 from kvtool.units import parse_seconds
 
@@ -32,11 +33,14 @@ def run_attention(given: Mapping[str, Any], out: Output) -> None:
         listed, notes = _listed(given, device, inputs)
         _check_files(given, listed)
         budget_s = parse_seconds(given["budget"], name="--budget")
+        env = describe(device, threads=max(case.threads or 0 for case in listed) or None)
         if given["dry_run"]:
-            _dry_run(listed, device, given, notes, out)
-            return
-        measured = measure_cases(listed, device, given, budget_s, inputs, out)
-    emit("bench attention", given, device, measured, notes, out)
+            names = _providers(given["provider"])
+            rows = [forecast(case, device, names, budget_s / len(listed)) for case in listed]
+            measured = Measured(rows=rows)
+        else:
+            measured = measure_cases(listed, device, given, budget_s, inputs, out)
+    emit("bench attention", given, env, measured, notes, out)
 
 
 def _listed(
@@ -81,14 +85,16 @@ def measure_cases(
     names = _providers(given.get("provider"))
     measured = Measured()
     peaks: dict[tuple[str, int | None], float] = {}
-    ends = time.monotonic() + budget_s
     with out.progress("bench attention", len(listed)) as advance:
         for done, case in enumerate(listed):
-            share = max(0.0, ends - time.monotonic()) / (len(listed) - done)
+            share = max(0.0, budget_s) / (len(listed) - done)
             try:
                 full = partial(out_of_memory, case, memory_of(case, pools=1), device)
-                with named_failure(
-                    _words(case), full, leave_out="; --provider leaves providers out"
+                with (
+                    stdout_for_data(),
+                    named_failure(
+                        _words(case), full, leave_out="; --provider leaves providers out"
+                    ),
                 ):
                     found = _one(case, device, names, share, given, inputs, peaks)
             except KeyboardInterrupt:
@@ -101,6 +107,7 @@ def measure_cases(
                 break
             measured.rows += found.rows
             measured.notes += found.notes
+            budget_s -= found.sampled_s
             advance(1)
     return measured
 
@@ -145,19 +152,3 @@ def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
 
 def _providers(typed: str | None) -> list[str]:
     return list(NAMES) if typed is None else names_in(typed, "--provider", (*NAMES, *ON_REQUEST))
-
-
-def _dry_run(
-    listed: Sequence[Case],
-    device: Device,
-    given: Mapping[str, Any],
-    notes: Sequence[str],
-    out: Output,
-) -> None:
-    from kvtool.bench.attention.forecast import forecast
-
-    names = _providers(given["provider"])
-    budget_s = parse_seconds(given["budget"], name="--budget")
-    rows = [forecast(case, device, names, budget_s / len(listed)) for case in listed]
-    found = Measured(rows=rows)
-    emit("bench attention", given, device, found, notes, out)

@@ -19,7 +19,7 @@ from kvtool.bench.decode.settings import (
     decode_cases,
     made_requests,
 )
-from kvtool.bench.device import Device, find_device
+from kvtool.bench.device import Device, describe, find_device
 from kvtool.bench.roofs import matmul_roof, read_roof
 from kvtool.cli.bench_cases import block_sizes
 from kvtool.cli.bench_emit import Measured, emit, interrupted, params_in_errors
@@ -45,8 +45,9 @@ def run_decode(given: Mapping[str, Any], out: Output) -> None:
     """Measure every case, then the requests of different lengths."""
     with params_in_errors(given):
         device = find_device(given["device"])
+        env = describe(device, threads=given["threads"])
         measured, notes = measure_decode(given, device, out)
-    emit("bench decode", given, device, measured, notes, out)
+    emit("bench decode", given, env, measured, notes, out)
 
 
 def measure_decode(

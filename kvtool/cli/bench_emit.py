@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvtool.bench.device import Device, describe, nvml_record
 from kvtool.errors import INTERRUPTED, KvtoolError
 from kvtool.output import Output
 from kvtool.run import Row, Run, environment
@@ -40,24 +39,20 @@ def interrupted(rows: int, where: str) -> KvtoolError:
 def emit(
     command: str,
     given: Mapping[str, Any],
-    device: Device,
+    env: Mapping[str, Any],
     measured: Measured,
     notes: Sequence[str],
     out: Output,
 ) -> None:
     """Everything that was found as one run; a wrong kernel fails it."""
-    threads = max((row["threads"] or 0 for row in measured.rows if "threads" in row), default=0)
-    env = environment() | describe(device, threads=threads or None)
-    if device.is_gpu:
-        env |= {"after": nvml_record()}
-    elif given["device"] == "auto":
+    if env["device"] == "cpu" and given["device"] == "auto":
         notes = [ON_A_CPU, *notes]
     run = Run(
         command=command,
         params={name: _plain(value) for name, value in given.items()},
         rows=tuple(measured.rows),
         notes=(*notes, *dict.fromkeys(measured.notes)),
-        env=env,
+        env=environment() | dict(env),
     )
     out.emit(run, view(run), failed=wrong(measured.rows) or measured.failed)
 
@@ -66,11 +61,9 @@ def wrong(rows: Sequence[Row]) -> KvtoolError | None:
     """The gate: a provider that computes something else, a cache that changes what is generated."""
     for row in rows:
         if row.get("correct") is False:
-            error = row["max_abs_error"]
-            by = "gives values that are no numbers" if error is None else f"is off by {error:.3g}"
             return KvtoolError(
-                f"{row['provider']} is wrong: it {by}, {row['tolerance']:.3g} are allowed (batch "
-                f"{row['batch']}, context {row['context_tokens']:,}, block size {row['block_size']})",
+                f"{row['provider']} is wrong: it {_by(row)} (batch {row['batch']}, context "
+                f"{row['context_tokens']:,}, block size {row['block_size']})",
                 "it gets no speed; --dump-output writes what it was given and what it made of it",
                 code="wrong_result",
             )
@@ -81,6 +74,15 @@ def wrong(rows: Sequence[Row]) -> KvtoolError | None:
                 code="wrong_result",
             )
     return None
+
+
+def _by(row: Row) -> str:
+    """How a provider is wrong."""
+    if row["error_share"] is None:
+        return "gives values that are no numbers"
+    if row["error_share"] > 1:
+        return f"is off by {row['error_share']:.1f} times what rounding allows"
+    return f"has a log-sum-exp that is off by {row['max_lse_error']:.3g}"
 
 
 def _plain(value: Any) -> Any:

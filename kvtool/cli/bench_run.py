@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from kvtool.bench.device import find_device
+from kvtool.bench.device import describe, find_device
 from kvtool.cli.bench_attention import attention
 from kvtool.cli.bench_attention_run import measure_cases
 from kvtool.cli.bench_cases import cases_of, threads_of
 from kvtool.cli.bench_decode import decode
 from kvtool.cli.bench_decode_run import measure_decode
 from kvtool.cli.bench_emit import emit, params_in_errors
+from kvtool.errors import usage_error
 from kvtool.output import Output
 from kvtool.units import parse_seconds
+
+_Value = TypeVar("_Value")
 
 
 def run_all(given: Mapping[str, Any], out: Output) -> None:
@@ -22,7 +25,9 @@ def run_all(given: Mapping[str, Any], out: Output) -> None:
     with params_in_errors(given):
         device = find_device(given["device"])
         kernels = _defaults(attention) | dict(given)
-        threads = threads_of(given["threads"])[0]
+        threads = _one(threads_of(given["threads"]), "--threads")
+        _one(given["kv_dtype"].split(","), "--kv-dtype")
+        env = describe(device, threads=threads)
         models = _defaults(decode) | dict(given) | {"dtype": given["kv_dtype"], "threads": threads}
         listed, notes = cases_of(kernels, device)
         budget_s = parse_seconds(given["budget"], name="--budget")
@@ -32,7 +37,17 @@ def run_all(given: Mapping[str, Any], out: Output) -> None:
             measured.rows += more.rows
             measured.failed = more.failed
             notes += said
-    emit("bench", given, device, measured, notes, out)
+    emit("bench", given, env, measured, notes, out)
+
+
+def _one(values: Sequence[_Value], option: str) -> _Value:
+    """The value of an option that both benchmarks take, each in a list of its own."""
+    if len(values) > 1:
+        raise usage_error(
+            f"{option} takes one value here, not {len(values)}",
+            f"kvtool bench attention takes a list of {option}",
+        )
+    return values[0]
 
 
 def _defaults(command: Callable[..., None]) -> dict[str, Any]:

@@ -19,9 +19,10 @@ MOST_POOLS = 64
 """Copies of a small case: more would take longer to make than to measure."""
 MOST_SHARE = 0.7
 """Of the memory that is free: beyond it other programs, or the kernels' own buffers, run out."""
-PLANTED = 4
-"""Tokens at random places that get a large share of the attention, beside the first, the last and
-those at a block's edge: a kernel that loses one of them is visibly wrong."""
+PLANTED, TILE = 4, 64
+"""Tokens at random places, and on both sides of so many edges of tiles, that get a large share of the
+attention, beside the first, the last and those at a block's edge: a kernel that loses one of them is
+visibly wrong."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,6 +38,8 @@ class Data:
     device: Device
     q: Any
     """[batch, query_heads, head_dim] in the KV dtype."""
+    kv: list[Any]
+    """K and V of a copy as one piece of memory: what the roofs read and copy."""
     k: list[Any]
     v: list[Any]
     k_cache: list[Any]
@@ -52,6 +55,11 @@ class Data:
     def pools(self) -> int:
         """Copies of K and V."""
         return len(self.k)
+
+    @property
+    def roof_bytes(self) -> int:
+        """What a roof reads of a copy: K and V, with the padding of uneven sequences."""
+        return int(self.kv[0].numel() * self.kv[0].element_size())
 
     @property
     def is_cold(self) -> bool:
@@ -88,13 +96,14 @@ def pools_of(case: Case, device: Device) -> int:
 
 
 def memory_of(case: Case, *, pools: int) -> int:
-    """Bytes that a case takes: contiguous and paged copies, and the buffer that is gathered into."""
+    """Bytes that a case takes: contiguous copies, where the copy roof writes, paged copies, and the
+    buffer that is gathered into."""
     width = 2 * case.kv_heads * case.head_dim * KV_DTYPES[case.kv_dtype]
     contiguous = case.batch * case.max_context * width
     spare = 1.25 if case.pattern == "fragmented" else 1.0
     paged = int(sum(case.blocks) * case.block_size * width * spare)
     gathered = case.batch * max(case.blocks) * case.block_size * width
-    return pools * (contiguous + paged) + gathered
+    return pools * (2 * contiguous + paged) + gathered
 
 
 def make(case: Case, device: Device, *, seed: int) -> Data:
@@ -109,45 +118,47 @@ def make(case: Case, device: Device, *, seed: int) -> Data:
     base = random(case.batch, case.kv_heads, 1, case.head_dim)
     noise = random(case.batch, case.kv_heads, case.query_heads // case.kv_heads, case.head_dim)
     q = (base + 0.5 * noise).reshape(case.batch, case.query_heads, case.head_dim)
-    k, v = (_empty(case, device, case.batch, case.max_context) for _ in range(2))
-    k.normal_(generator=generator)
-    v.normal_(generator=generator)
-    _plant(case, k, base[:, :, 0], seed)
+    kv = _empty(case, device, 2, case.batch, case.max_context)
+    kv.normal_(generator=generator)
+    _plant(case, _view(case, kv[0]), base[:, :, 0], seed)
     table, num_blocks = block_tables(case, seed)
-    return _copied(case, device, q, k, v, torch.from_numpy(table), num_blocks)
+    return _copied(case, device, q, kv, torch.from_numpy(table), num_blocks)
 
 
 def make_from(case: Case, device: Device, inputs: Any) -> Data:
     """The data of a file (npz.Inputs): its blocks, and the same tokens contiguous."""
     torch = load_torch()
     _check_memory(case, device)
-    k, v = (_empty(case, device, case.batch, case.max_context).zero_() for _ in range(2))
+    kv = _empty(case, device, 2, case.batch, case.max_context).zero_()
+    k, v = (_view(case, one) for one in kv)
     for row, tokens in enumerate(case.lengths):
         positions = torch.arange(tokens)
         blocks = inputs.table[row, positions // case.block_size].long()
         for target, source in ((k, inputs.k_cache), (v, inputs.v_cache)):
             target[row, :tokens] = source[blocks, positions % case.block_size].to(device.kind)
-    made = _copied(case, device, inputs.q, k, v, inputs.table, inputs.k_cache.shape[0])
+    made = _copied(case, device, inputs.q, kv, inputs.table, inputs.k_cache.shape[0])
     made.given_scale = inputs.scale
     return made
 
 
-def _copied(
-    case: Case, device: Device, q: Any, k: Any, v: Any, table: Any, num_blocks: int
-) -> Data:
+def _copied(case: Case, device: Device, q: Any, kv: Any, table: Any, num_blocks: int) -> Data:
     """K and V of all sequences as so many contiguous and paged copies as are needed."""
     torch = load_torch()
     data = Data(
-        case=case, device=device, k=[], v=[], k_cache=[], v_cache=[],
+        case=case, device=device, kv=[], k=[], v=[], k_cache=[], v_cache=[],
         q=q.to(device.kind, torch_dtype(case.kv_dtype)).contiguous(),
         table=table.to(device.kind),
         lengths=torch.tensor(case.lengths, dtype=torch.int32, device=device.kind),
     )  # fmt: skip
     for pool in range(pools_of(case, device)):
-        data.k.append(k if pool == 0 else k.clone())
-        data.v.append(v if pool == 0 else v * factor(pool))
+        one = kv if pool == 0 else kv.clone()
+        if pool:
+            one[1].mul_(factor(pool))
+        data.kv.append(one)
+        data.k.append(_view(case, one[0]))
+        data.v.append(_view(case, one[1]))
         for caches in (data.k_cache, data.v_cache):
-            caches.append(_empty(case, device, num_blocks, case.block_size).zero_())
+            caches.append(_view(case, _empty(case, device, num_blocks, case.block_size).zero_()))
         _scatter(data, pool)
     return data
 
@@ -183,15 +194,18 @@ def out_of_memory(case: Case, needed: int, device: Device) -> KvtoolError:
     )
 
 
-def _empty(case: Case, device: Device, outer: int, tokens: int) -> Any:
-    """[outer, tokens, kv_heads, head_dim] as a view of memory in the case's layout."""
+def _empty(case: Case, device: Device, *outer: int) -> Any:
+    """Memory of […, tokens] × heads in the case's order: the last of `outer` are tokens."""
     torch = load_torch()
-    dtype = torch_dtype(case.kv_dtype)
-    if case.layout == "nhd":
-        shape = (outer, tokens, case.kv_heads, case.head_dim)
-        return torch.empty(shape, dtype=dtype, device=device.kind)
-    shape = (outer, case.kv_heads, tokens, case.head_dim)
-    return torch.empty(shape, dtype=dtype, device=device.kind).permute(0, 2, 1, 3)
+    *before, tokens = outer
+    inner = (tokens, case.kv_heads) if case.layout == "nhd" else (case.kv_heads, tokens)
+    shape = (*before, *inner, case.head_dim)
+    return torch.empty(shape, dtype=torch_dtype(case.kv_dtype), device=device.kind)
+
+
+def _view(case: Case, memory: Any) -> Any:
+    """[outer, tokens, kv_heads, head_dim], whatever the order in memory."""
+    return memory if case.layout == "nhd" else memory.permute(0, 2, 1, 3)
 
 
 def _plant(case: Case, k: Any, base: Any, seed: int) -> None:
@@ -201,11 +215,11 @@ def _plant(case: Case, k: Any, base: Any, seed: int) -> None:
     for row, tokens in enumerate(case.lengths):
         if not tokens:
             continue
-        edges = (0, tokens - 1, (tokens - 1) // size * size, size - 1, size)
-        places = sorted(
-            {at for at in edges if at < tokens} | set(rng.integers(tokens, size=PLANTED))
-        )
-        score = math.log(max(tokens / 8, math.e))
+        edges = {0, tokens - 1, (tokens - 1) // size * size, size - 1, size}
+        tiles = rng.integers(tokens // TILE + 1, size=PLANTED) * TILE
+        edges |= {*tiles, *(tiles - 1), *rng.integers(tokens, size=PLANTED)}
+        places = sorted(int(at) for at in edges if 0 <= at < tokens)
+        score = math.log(max(tokens / 16, math.e))
         key = base[row] * (score / case.head_dim**0.5)
         k[row, places] = key.to(k.dtype)
 

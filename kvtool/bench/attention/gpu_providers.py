@@ -78,25 +78,19 @@ def _plan(data: Data, block_size: int | None, walk: str) -> Any:
 
 def _prepared(data: Data, launches: list[Any], num_splits: int, extra_bytes: int) -> Prepared:
     """The launches of each pool, and what the compiler made of the attention kernel."""
-    found = resources(launches[0].launches[0].run())
+    from kvtool.kernels.compiled import resources
+
+    found = resources(launches[0].launches[0])
     return Prepared(
         run=lambda pool: launches[pool].run(),
         output=lambda pool: launches[pool].out,
         lse=lambda pool: launches[pool].lse,
         extra_bytes=extra_bytes + data.case.partial_bytes(num_splits),
         num_splits=num_splits,
-        **found,
+        registers=found.registers,
+        spills=found.spills,
+        shared_bytes=found.shared_bytes,
     )
-
-
-def resources(handle: Any) -> dict[str, int | None]:
-    """Registers, spills and shared memory of a kernel that was launched; None where not told."""
-    metadata = getattr(handle, "metadata", None)
-    return {
-        "registers": getattr(handle, "n_regs", None),
-        "spills": getattr(handle, "n_spills", None),
-        "shared_bytes": getattr(metadata, "shared", None),
-    }
 
 
 def flashinfer(data: Data) -> Prepared:
@@ -147,24 +141,30 @@ def _csr(data: Data) -> tuple[Any, Any, Any]:
 
 
 def flash_attn(data: Data) -> Prepared:
-    """flash-attn's flash_attn_with_kvcache on the paged cache."""
-    library = _imported("flash_attn")
+    """flash-attn's flash_attn_with_kvcache on the paged cache: FlashAttention 3 where it is installed,
+    which takes any block size, else 2."""
     if data.case.layout != "nhd":
         raise Missing("its paged cache is laid out nhd")
-    attend = library.flash_attn_with_kvcache
+    attend = _flash_attn().flash_attn_with_kvcache
+    named = inspect.signature(attend).parameters
     q = data.q.unsqueeze(1)
-    table = data.table.clamp(min=0)
+    table = {"page_table" if "page_table" in named else "block_table": data.table.clamp(min=0)}
     outputs: list[Any] = [None] * data.pools
 
     def run(pool: int) -> None:
         outputs[pool] = attend(
             q, data.k_cache[pool], data.v_cache[pool], cache_seqlens=data.lengths,
-            block_table=table, softmax_scale=data.scale, causal=True,
+            softmax_scale=data.scale, causal=True, **table,
         )  # fmt: skip
 
-    return Prepared(
-        run=run, output=lambda pool: outputs[pool].squeeze(1), extra_bytes=data.case.table_bytes
-    )
+    return Prepared(run=run, output=lambda pool: outputs[pool], extra_bytes=data.case.table_bytes)
+
+
+def _flash_attn() -> Any:
+    try:
+        return importlib.import_module("flash_attn_interface")
+    except ImportError:
+        return _imported("flash_attn")
 
 
 def vllm(data: Data) -> Prepared:

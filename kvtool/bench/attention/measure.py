@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from kvtool.bench import roofs
 from kvtool.bench.attention.case import Case
-from kvtool.bench.attention.correct import Verdict, expected, verdict
-from kvtool.bench.attention.data import Data
+from kvtool.bench.attention.correct import Answer, Verdict, expected, spoil, verdict
+from kvtool.bench.attention.data import Data, make
 from kvtool.bench.attention.providers import Missing, Prepared, Provider, providers_of
-from kvtool.bench.device import Device, load_torch
-from kvtool.bench.timer import Samples, measure
+from kvtool.bench.attention.row import COPY, READ, TIMED, base_row, clocks, times
+from kvtool.bench.device import load_torch, nvml_record
+from kvtool.bench.timer import Sampler, Samples, measure, samplers
 from kvtool.run import Row
-from kvtool.stats import Ratio, median, paired_ratio, quantile
 
-READ, COPY = "read roof", "copy roof"
 ROUNDS = 30
-BASELINE = "contiguous"
+PADDED_TOKENS = 509
+"""Of the companion that a case without padding is checked with: no multiple of any block size."""
+
+Ready = dict[str, Prepared]
+Verdicts = dict[str, Verdict]
 
 
 @dataclass(slots=True, kw_only=True)
 class Found:
-    """The rows of a case, and what must be said of it."""
+    """The rows of a case, what must be said of it, and how long its samples took."""
 
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    sampled_s: float = 0.0
 
 
 def measure_case(
@@ -36,71 +40,78 @@ def measure_case(
     budget_s: float,
     seed: int,
     peak: float | None = None,
-    keep: Callable[[Data, dict[str, Prepared]], None] | None = None,
+    keep: Callable[[Data, Ready], None] | None = None,
 ) -> Found:
     """A row for each provider that is there: checked against float64, then timed in one run.
 
     `peak` is the arithmetic roof in operations a second. `keep` is given the data and the providers
     once they are checked, before anything is timed.
     """
-    case, device = data.case, data.device
+    case = data.case
     if case.threads is not None:
         load_torch().set_num_threads(case.threads)
-    found = Found()
-    ready, verdicts = _checked(data, names, found)
+    found, answer = Found(), expected(data)
+    ready, verdicts = _checked(data, answer, names, found)
     if keep is not None:
         keep(data, ready)
     right = {name: one for name, one in ready.items() if verdicts[name].correct}
-    samples, eager = _timed(data, right, budget_s, seed)
-    found.notes += [f"{name}: not captured in a CUDA graph, its launches count" for name in eager]
-    if not data.is_cold:
-        found.notes.append(
-            f"batch {case.batch}, context {case.context_tokens:,}: so small that it may be read from "
-            "the last-level cache; so may the roofs"
-        )
+    timed, samples = _timed(data, right, budget_s, seed, found)
+    record = clocks(nvml_record() if data.device.is_gpu else {})
+    for name in right:  # what was timed must itself have done the work
+        spoil(data, right[name])
+        verdicts[name] = verdict(data, right[name], answer, timed[name].once)
     for name, one in ready.items():
-        row = _row(case, device, name, one, verdicts[name])
-        if name in right:
-            row |= _times(case, samples, name, seed)
-        else:
-            row |= dict.fromkeys(TIMED)
-        row |= {"pools": data.pools, "cold": data.is_cold, "peak_flop_per_s": peak}
-        found.rows.append(row)
+        is_right = name in right and verdicts[name].correct
+        speed = times(data, samples, name, timed[name], seed) if is_right else {}
+        row = base_row(data, name, one, verdicts[name])
+        found.rows.append(row | dict.fromkeys(TIMED) | speed | record | {"peak_flop_per_s": peak})
+    found.notes += _said(data, timed)
     return found
 
 
 def _timed(
-    data: Data, right: dict[str, Prepared], budget_s: float, seed: int
-) -> tuple[dict[str, Samples], tuple[str, ...]]:
+    data: Data, right: Ready, budget_s: float, seed: int, found: Found
+) -> tuple[dict[str, Sampler], dict[str, Samples]]:
     """The providers and the two roofs, interleaved."""
-    calls = {name: one.run for name, one in right.items()}
-    if not calls:
-        return {}, ()
-    tensors = list(zip(data.k, data.v, strict=True))
-    calls[READ] = roofs.read_call(tensors, data.device, data.case.threads)
-    calls[COPY] = roofs.copy_call(tensors, _copies(data))
-    return measure(
-        calls, pools=data.pools, device=data.device, rounds=ROUNDS, budget_s=budget_s, seed=seed
-    )
-
-
-def _copies(data: Data) -> tuple[Any, ...]:
-    """Where the copy roof writes."""
+    if not right:
+        return {}, {}
     torch = load_torch()
-    return tuple(torch.empty_like(one[0]) for one in (data.k, data.v))
+    calls = {name: one.run for name, one in right.items()}
+    calls[READ] = roofs.read_call(data.kv, data.device, data.case.threads)
+    calls[COPY] = roofs.copy_call(data.kv, [torch.empty_like(one) for one in data.kv])
+    timed = samplers(calls, pools=data.pools, device=data.device)
+    started = time.perf_counter()
+    samples = measure(timed, rounds=ROUNDS, budget_s=budget_s, seed=seed)
+    found.sampled_s = time.perf_counter() - started
+    return timed, samples
+
+
+def _said(data: Data, timed: dict[str, Sampler]) -> list[str]:
+    """Doubts about a case's figures."""
+    case = data.case
+    said = [
+        f"{name}: not captured in a CUDA graph, its launches count ({one.eager})"
+        for name, one in timed.items()
+        if one.eager is not None
+    ]
+    if not data.is_cold:
+        said.append(
+            f"batch {case.batch}, context {case.context_tokens:,}: so small that it may be read from "
+            "the last-level cache; so may the roofs"
+        )
+    return said
 
 
 def _checked(
-    data: Data, names: Sequence[str], found: Found
-) -> tuple[dict[str, Prepared], dict[str, Verdict]]:
+    data: Data, answer: Answer, names: Sequence[str], found: Found
+) -> tuple[Ready, Verdicts]:
     """Every provider that can do the case, and whether it is right.
 
     Those that promise to keep to the tokens are checked while everything else is NaN.
     """
-    answer = expected(data)
     table = {name: one for name, one in providers_of(data.device.kind).items() if name in names}
-    ready: dict[str, Prepared] = {}
-    verdicts: dict[str, Verdict] = {}
+    ready: Ready = {}
+    verdicts: Verdicts = {}
     for masks, padding in ((True, float("nan")), (False, 0.0)):
         data.fill_padding(padding)
         for name, provider in table.items():
@@ -108,12 +119,33 @@ def _checked(
                 _prepare(name, provider, data, ready, found)
                 if name in ready:
                     verdicts[name] = verdict(data, ready[name], answer)
+    _check_padding(data, table, verdicts)
     return {name: ready[name] for name in table if name in ready}, verdicts
 
 
-def _prepare(
-    name: str, provider: Provider, data: Data, ready: dict[str, Prepared], found: Found
-) -> None:
+def _check_padding(data: Data, table: dict[str, Provider], verdicts: Verdicts) -> None:
+    """Where every slot of a case holds a token: the same kernels on a companion that has padding."""
+    case = data.case
+    if sum(case.lengths) < data.k_cache[0].shape[0] * case.block_size:
+        return
+    companion = _padded(case)
+    other = make(companion, replace(data.device, cache_bytes=1), seed=0)
+    other.fill_padding(float("nan"))
+    answer = expected(other)
+    for name, provider in table.items():
+        if provider.masks_padding and name in verdicts and verdicts[name].correct:
+            found = verdict(other, provider.prepare(other), answer)
+            verdicts[name] = verdicts[name] if found.correct else found
+
+
+def _padded(case: Case) -> Case:
+    return replace(
+        case, batch=min(case.batch, 2), skew=1, context_tokens=PADDED_TOKENS, given_lengths=None,
+        pattern="fragmented",
+    )  # fmt: skip
+
+
+def _prepare(name: str, provider: Provider, data: Data, ready: Ready, found: Found) -> None:
     """A provider that is missing, or refuses this case, is a note and no row. Ours may not."""
     torch = load_torch()
     try:
@@ -134,64 +166,3 @@ def _prepare(
         found.notes.append(f"{name} has no row: {type(error).__name__}: {text}")
         return
     ready[name] = one
-
-
-TIMED = (
-    "time_s_min", "time_s_p10", "time_s_p50", "time_s_p90", "cpu_time_s_p50", "samples",
-    "gb_per_s", "read_roof_gb_per_s", "copy_roof_gb_per_s", "read_fraction", "copy_fraction",
-    "overhead", "overhead_ci", "overhead_resolved",
-)  # fmt: skip
-"""What only a correct provider has: a wrong one gets no speed."""
-
-
-def _row(case: Case, device: Device, name: str, one: Prepared, found: Verdict) -> Row:
-    flat = case.to_row() | {"num_splits": one.num_splits}
-    return {
-        "bench": "attention",
-        "provider": name,
-        "device": device.kind,
-        **flat,
-        "max_context_tokens": case.max_context,
-        "bytes_useful": case.useful_bytes,
-        "bytes_moved": case.useful_bytes + one.extra_bytes,
-        "flops": case.flops,
-        "max_abs_error": found.max_abs_error,
-        "max_lse_error": found.max_lse_error,
-        "tolerance": found.tolerance,
-        "correct": found.correct,
-        "registers": one.registers,
-        "spills": one.spills,
-        "shared_bytes": one.shared_bytes,
-    }
-
-
-def _times(case: Case, samples: dict[str, Samples], name: str, seed: int) -> Row:
-    own = samples[name]
-    p50 = median(own.wall_s)
-    read = case.kv_bytes / median(samples[READ].wall_s)
-    copy = 2 * case.kv_bytes / median(samples[COPY].wall_s)
-    speed = case.useful_bytes / p50
-    overhead = _overhead(samples, name, seed)
-    return {
-        "time_s_min": min(own.wall_s),
-        "time_s_p10": quantile(own.wall_s, 0.1),
-        "time_s_p50": p50,
-        "time_s_p90": quantile(own.wall_s, 0.9),
-        "cpu_time_s_p50": median(own.cpu_s) if own.cpu_s else None,
-        "samples": len(own.wall_s),
-        "gb_per_s": speed / 1e9,
-        "read_roof_gb_per_s": read / 1e9,
-        "copy_roof_gb_per_s": copy / 1e9,
-        "read_fraction": speed / read,
-        "copy_fraction": speed / copy,
-        "overhead": overhead.median - 1 if overhead else None,
-        "overhead_ci": [overhead.low - 1, overhead.high - 1] if overhead else None,
-        "overhead_resolved": not overhead.spans(1) if overhead else None,
-    }
-
-
-def _overhead(samples: dict[str, Samples], name: str, seed: int) -> Ratio | None:
-    """Time beyond the contiguous twin's, as a share of it: the median of the rounds' ratios."""
-    if name == BASELINE or BASELINE not in samples:
-        return None
-    return paired_ratio(samples[name].wall_s, samples[BASELINE].wall_s, seed=seed)

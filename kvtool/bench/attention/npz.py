@@ -159,7 +159,8 @@ def outputs(data: Data, ready: Mapping[str, Prepared]) -> dict[str, Any]:
     }
     for name, one in ready.items():
         one.run(0)
-        found[f"out_{name.replace('-', '_')}"] = one.output(0).float().cpu().numpy()
+        out = one.output(0).reshape(data.q.shape)
+        found[f"out_{name.replace('-', '_')}"] = out.float().cpu().numpy()
         if one.lse is not None:
             found[f"lse_{name.replace('-', '_')}"] = one.lse(0).float().cpu().numpy()
     return found

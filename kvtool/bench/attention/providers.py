@@ -1,14 +1,14 @@
 """Who computes decode attention: one entry a provider, the same names on a GPU and on a CPU.
 
-A provider is given a case's data and answers with a call that does the work on the pool of a number,
-into memory that was set aside before: nothing is allocated while the clock runs. What is not
-installed, or cannot do the case, raises `Missing` with the reason.
+A provider is given a case's data and answers with a call that does the work on the pool of a number.
+What is large, caches and gathered copies, is set aside before: while the clock runs at most an output
+is allocated. What is not installed, or cannot do the case, raises `Missing` with the reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from kvtool.bench.attention.data import Data, flat
@@ -26,9 +26,11 @@ class Prepared:
 
     run: Call
     output: Callable[[int], Any]
-    """[batch, query_heads, head_dim]: what the call left for a pool."""
+    """batch × query_heads × head_dim: the memory that the call on a pool wrote last."""
     lse: Callable[[int], Any] | None = None
     """[batch, query_heads], the natural logarithm of the sum of exponentials, where it is returned."""
+    answers_empty: bool = True
+    """Whether an empty sequence gets zeros; its mean of nothing is NaN to some."""
     extra_bytes: int = 0
     """Moved beside K, V, queries and output: tables, partial results, gathered copies."""
     num_splits: int | None = None
@@ -68,12 +70,7 @@ def _sdpa(data: Data, pools: list[tuple[Any, Any]]) -> Prepared:
         k, v = heads_first[pool]
         outputs[pool] = attend(q, k, v, attn_mask=mask, scale=data.scale)
 
-    def output(pool: int) -> Any:
-        # A query without any key is the mean of nothing: torch says NaN or 0, the answer is 0.
-        found = outputs[pool].reshape(case.batch, case.query_heads, case.head_dim)
-        return found.masked_fill((data.lengths == 0)[:, None, None], 0)
-
-    return Prepared(run=run, output=output)
+    return Prepared(run=run, output=lambda pool: outputs[pool], answers_empty=False)
 
 
 def _mask(data: Data, longest: int) -> Any:
@@ -103,19 +100,15 @@ def gather_sdpa(data: Data) -> Prepared:
     shape = (len(index), width)
     buffers = [torch.zeros(shape, dtype=data.q.dtype, device=data.q.device) for _ in range(2)]
     k, v = (_as_tokens(data, buffer)[:, : case.max_context] for buffer in buffers)
-    inner = _sdpa(data, [(k, v)])
+    inner = _sdpa(data, [(k, v)] * data.pools)
 
     def run(pool: int) -> None:
         for source, buffer in zip(sources[pool], buffers, strict=True):
             torch.index_select(source, 0, index, out=buffer)
-        inner.run(0)
-
-    def output(pool: int) -> Any:
-        run(pool)
-        return inner.output(0)
+        inner.run(pool)
 
     gathered = 2 * sum(buffer.numel() * buffer.element_size() for buffer in buffers)
-    return Prepared(run=run, output=output, extra_bytes=gathered + case.table_bytes)
+    return replace(inner, run=run, extra_bytes=gathered + case.table_bytes)
 
 
 def _rows_of_blocks(data: Data, per_block: int) -> Any:
