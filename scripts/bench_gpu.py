@@ -3,23 +3,28 @@
     python scripts/bench_gpu.py FOLDER            # about ten minutes; made for one H200
     python scripts/bench_gpu.py FOLDER --small    # the same steps on tiny cases, on any machine
 
-In this order: roofs, correctness, the naive loop against chunk + gather against contiguous, block
-sizes, the published cases, dtypes, splits, skew, decode. Each step is a `kvtool bench` that writes
-FOLDER/step.json: a step that fails or runs out of its time is told, and the others go on. The table
-has an empty cell for what was not measured. Exit code 1 if a step failed.
+In this order: roofs, correctness, the naive loop against chunk + gather against contiguous, five cases
+with targets, block sizes, dtypes, splits, skew, decode, more correctness. Each step is a `kvtool bench`
+that writes FOLDER/step.json: a step that fails or runs out of its time is told, and the others go on.
+FOLDER/table.md is written after each; it has an empty cell for what was not measured. Exit code 1 if a
+step failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from kvtool.stats import paired_ratio
 
 Row = dict[str, Any]
 
@@ -41,8 +46,37 @@ STEPS = (
         "attention -b 3 -c 1000 --head-dim 80,128,256 --kv-dtype bf16,fp32 --block-size 1,16,256 "
         f"--skew 2 --pattern shuffled {OURS},paged-naive --budget 5s",
         "-b 2 -c 50 --head-dim 64 --kv-dtype fp16,fp32 --block-size 1,16",
-        120,
+        150,
     ),
+    Step(
+        "loops",
+        f"attention -b 8,32 -c 4k --block-size 16 --num-stages 3,4,5,7 {OURS},paged-naive "
+        "--budget 20s",
+        "-b 1 -c 64 --num-stages 0",
+        75,
+    ),
+    Step("b1-8k", "attention -b 1 -c 8k --budget 5s", "-b 1 -c 64", 60),
+    Step("b8-4k", "attention -b 8 -c 4k --budget 5s", "-b 1 -c 64", 60),
+    Step("b32-4k", "attention -b 32 -c 4k --budget 5s", "-b 1 -c 64", 60),
+    Step("b1-128k", "attention -b 1 -c 128k --budget 5s", "-b 1 -c 64", 60),
+    Step("b64-8k", "attention -b 64 -c 8k --budget 10s", "-b 1 -c 64", 75),
+    Step(
+        "blocks",
+        f"attention -b 32 -c 4k --block-size 1,16,64,256 --pattern sequential,shuffled {OURS} "
+        "--budget 20s",
+        "-b 1 -c 64 --block-size 1,16",
+        75,
+    ),
+    Step("dtypes", f"attention -b 32 -c 4k --kv-dtype bf16,fp16,fp32 {OURS} --budget 10s",
+         "-b 1 -c 64 --kv-dtype fp16,fp32", 60),
+    Step("splits", f"attention -b 1,8 -c 16k --num-splits 0,1,4,16,64 {OURS} --budget 15s",
+         "-b 1 -c 64", 60),
+    Step("skew", f"attention -b 32 -c 3008 --skew 1,21 {OURS} --budget 10s",
+         "-b 2 -c 64 --skew 1,2", 60),
+    Step("decode", "decode --model llama-3-8b --batch 1,16 --prompt-tokens 1k --output-tokens 48 "
+         "--cache dynamic,contiguous,paged --repeats 3 --num-requests 24",
+         "--model smollm2-135m --layers 1 --batch 1 --prompt-tokens 8 --output-tokens 4 "
+         "--num-requests 2 --repeats 1", 180),
     Step(
         "correct-more",
         "attention -b 3 -c 1000 --head-dim 64,96,192 --kv-dtype fp16 --layout nhd,hnd "
@@ -50,34 +84,11 @@ STEPS = (
         "-b 2 -c 50 --head-dim 64",
         90,
     ),
-    Step(
-        "loops",
-        "attention -b 8,32 -c 4k --block-size 16 --num-stages 3,4,5 "
-        f"{OURS},paged-naive --budget 20s",
-        "-b 1 -c 64 --num-stages 0",
-        60,
-    ),
-    Step(
-        "blocks",
-        f"attention -b 32 -c 4k --block-size 1..256*2 --pattern sequential,shuffled {OURS} "
-        "--budget 30s",
-        "-b 1 -c 64 --block-size 1,16",
-        90,
-    ),
-    Step("b1-8k", "attention -b 1 -c 8k --budget 5s", "-b 1 -c 64", 45),
-    Step("b8-4k", "attention -b 8 -c 4k --budget 5s", "-b 1 -c 64", 45),
-    Step("b32-4k", "attention -b 32 -c 4k --budget 5s", "-b 1 -c 64", 45),
-    Step("b1-128k", "attention -b 1 -c 128k --budget 5s", "-b 1 -c 64", 45),
-    Step("b64-8k", "attention -b 64 -c 8k --budget 10s", "-b 1 -c 64", 60),
-    Step("dtypes", f"attention -b 32 -c 4k --kv-dtype bf16,fp16,fp32 {OURS} --budget 10s",
-         "-b 1 -c 64 --kv-dtype fp16,fp32", 60),
-    Step("splits", f"attention -b 1,8 -c 16k --num-splits 0,1,4,8,16,32,64 {OURS} --budget 15s",
-         "-b 1 -c 64", 60),
-    Step("skew", f"attention -b 32 -c 3008 --skew 1,21 {OURS} --budget 10s", "-b 2 -c 64 --skew 1,2",
-         60),
-    Step("decode", "decode --model llama-3-8b --batch 1,16 --prompt-tokens 1k --output-tokens 64",
-         "--model smollm2-135m --layers 1 --batch 1 --prompt-tokens 8 --output-tokens 4 --num-requests 2", 180),
 )  # fmt: skip
+"""What matters most comes first: a machine may be taken back."""
+DEADLINE_S = 590
+GRACE_S = 15
+"""A step that is over its time is interrupted as by Ctrl-C, which keeps its rows; then it is killed."""
 
 
 class Target(NamedTuple):
@@ -106,27 +117,35 @@ def percent(row: Row) -> str:
 
 
 def shuffled(rows: list[Row]) -> str:
-    """Shuffled against sequential at block size 16: times of two cases, not paired."""
+    """Shuffled against sequential at block size 16, each against its contiguous twin: clocks cancel."""
     both = [only(rows, provider="paged", block_size=16, pattern=name) for name in
             ("shuffled", "sequential")]  # fmt: skip
-    return f"{both[0]['time_s_p50'] / both[1]['time_s_p50'] - 1:+.1%}"
+    return f"{(1 + both[0]['overhead']) / (1 + both[1]['overhead']) - 1:+.1%}"
+
+
+def best(rows: list[Row], key: str, value: Any, provider: str, **wanted: Any) -> Row:
+    """The fastest row of a provider among those that differ in something else."""
+    found = [row for row in rows if row["provider"] == provider and row[key] == value
+             and all(row[name] == one for name, one in wanted.items())]  # fmt: skip
+    if not found:
+        raise LookupError(f"no row of {provider}")
+    return min(found, key=lambda row: row["time_s_p50"])
 
 
 def naive(rows: list[Row]) -> str:
-    """The naive loop and ours, each at its best number of stages, batch 32."""
-    best = {
-        name: min(
-            row["time_s_p50"] for row in rows if row["provider"] == name and row["batch"] == 32
-        )
-        for name in ("paged-naive", "paged", "contiguous")
-    }
-    return ", ".join(f"{name} {1e6 * seconds:.0f} µs" for name, seconds in best.items())
+    """Each loop at its best number of stages, batch 32."""
+    found = {name: best(rows, "batch", 32, name) for name in ("paged-naive", "paged", "contiguous")}
+    return ", ".join(
+        f"{name} {1e6 * row['time_s_p50']:.0f} µs ({row['num_stages']} stages)"
+        for name, row in found.items()
+    )
 
 
 def flashinfer(rows: list[Row]) -> str:
-    """Our speed as a share of FlashInfer's."""
-    ours, theirs = (only(rows, provider=name) for name in ("paged", "flashinfer"))
-    return f"{theirs['time_s_p50'] / ours['time_s_p50']:.2f}×"
+    """Our speed as a share of FlashInfer's: the median of the rounds' ratios, and its interval."""
+    ours, theirs = (only(rows, provider=name)["samples_s"] for name in ("paged", "flashinfer"))
+    ratio = paired_ratio(theirs, ours)
+    return f"{ratio.median:.2f}× ({ratio.low:.2f} to {ratio.high:.2f})"
 
 
 def skewed(rows: list[Row]) -> str:
@@ -135,15 +154,58 @@ def skewed(rows: list[Row]) -> str:
     return f"{even['time_s_p50'] / uneven['time_s_p50']:.0%}"
 
 
+def roofs(rows: list[Row]) -> str:
+    """Reading and copying at three sizes."""
+    found = [only(rows, provider="paged", batch=batch) for batch in (1, 8, 32)]
+    return ", ".join(
+        f"{row['bytes_useful'] / 2**20:.0f} MiB: {row['read_roof_gb_per_s']:,.0f} read, "
+        f"{row['copy_roof_gb_per_s']:,.0f} copy GB/s"
+        for row in found
+    )
+
+
+def dtypes(rows: list[Row]) -> str:
+    """Each dtype's share of the read roof."""
+    found = {name: only(rows, provider="paged", kv_dtype=name) for name in ("bf16", "fp16", "fp32")}
+    return ", ".join(f"{name} {row['read_fraction']:.0%}" for name, row in found.items())
+
+
+def splits(rows: list[Row]) -> str:
+    """The kernel's own rule against the best of a few, batch 1. It comes first among the rows."""
+    rule = only(rows, provider="paged", batch=1)
+    fastest = best(rows, "batch", 1, "paged")
+    return (
+        f"rule: {rule['num_splits']} splits, {1e6 * rule['time_s_p50']:.1f} µs; best: "
+        f"{fastest['num_splits']}, {1e6 * fastest['time_s_p50']:.1f} µs"
+    )
+
+
+def decoded(rows: list[Row]) -> str:
+    """Time of a token, paged and contiguous, at batch 1 and 16."""
+    return ", ".join(
+        f"batch {batch} {cache} {1e3 * only(rows, cache=cache, batch=batch)['itl_s_p50']:.2f} ms"
+        for batch in (1, 16)
+        for cache in ("contiguous", "paged")
+    )
+
+
+def batches(rows: list[Row]) -> str:
+    """Sequences at a time in the same memory, and tokens a second."""
+    most, paged = (only(rows, run="ragged", cache=name) for name in ("contiguous-max", "paged"))
+    gain = paged["output_tokens_per_s"] / most["output_tokens_per_s"]
+    return f"{most['mean_batch']:.1f} → {paged['mean_batch']:.1f} sequences, {gain:.2f}× tokens/s"
+
+
 def all_right(rows: list[Row]) -> str:
     """How many rows are within their tolerance."""
     return f"{sum(row['correct'] for row in rows)} of {len(rows)} rows right" if rows else ""
 
 
 TARGETS = (
+    Target("roofs", "roofs", roofs),
     Target("correctness, blocks and dtypes", "correct", all_right),
     Target("correctness, head sizes and layouts", "correct-more", all_right),
-    Target("naive loop, chunk + gather, contiguous, best stages", "loops", naive),
+    Target("naive loop, chunk + gather, contiguous", "loops", naive),
     Target("B1 ctx 8k", "b1-8k", fraction),
     Target("B8 ctx 4k", "b8-4k", fraction),
     Target("B32 ctx 4k", "b32-4k", fraction),
@@ -154,7 +216,11 @@ TARGETS = (
     Target("overhead against contiguous, block size 1", "blocks", overhead(1)),
     Target("shuffled against sequential, block size 16", "blocks", shuffled),
     Target("against FlashInfer, B32 ctx 4k", "b32-4k", flashinfer),
+    Target("dtypes, of the read roof", "dtypes", dtypes),
+    Target("splits at 16k, batch 1", "splits", splits),
     Target("skewed (one of 21 means) against even", "skew", skewed),
+    Target("Llama-3-8B, a token", "decode", decoded),
+    Target("Llama-3-8B, batches in the same memory", "decode", batches),
 )
 
 
@@ -166,21 +232,41 @@ def only(rows: list[Row], **wanted: Any) -> Row:
     return found[0]
 
 
-def run_step(step: Step, folder: Path, small: bool) -> tuple[str, float]:
+def run_step(step: Step, folder: Path, small: bool, most_s: float) -> tuple[str, float]:
     """Run one step; ('ok' or what went wrong, seconds)."""
     command = [sys.executable, "-m", "kvtool", "bench", *step.asked.split()]
     if small:  # later options win
         command += [*step.small.split(), *(() if step.name == "decode" else ("--budget", "1s"))]
     started = time.monotonic()
-    try:
-        done = subprocess.run(
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
             [*command, "-o", str(folder / f"{step.name}.json")],
-            capture_output=True, text=True, timeout=step.seconds,
+            stdout=subprocess.DEVNULL, stderr=errors,
         )  # fmt: skip
+        late = _wait(process, min(step.seconds, most_s))
+        errors.seek(0)
+        said = [line.strip() for line in errors if line.startswith(("Error", "Hint"))]
+    seconds = time.monotonic() - started
+    if late:
+        return f"interrupted after {seconds:.0f} s; its rows so far are kept", seconds
+    if process.returncode == 0:
+        return "ok", seconds
+    return " ".join(said) or f"exit code {process.returncode}", seconds
+
+
+def _wait(process: subprocess.Popen[Any], seconds: float) -> bool:
+    """Whether the process had to be told to end."""
+    try:
+        process.wait(seconds)
+        return False
     except subprocess.TimeoutExpired:
-        return f"more than its {step.seconds} s", time.monotonic() - started
-    errors = [line for line in done.stderr.splitlines() if line.startswith(("Error", "Hint"))]
-    return ("ok" if done.returncode == 0 else " ".join(errors)), time.monotonic() - started
+        process.send_signal(signal.SIGINT)
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    return True
 
 
 def rows_of(folder: Path, step: str) -> list[Row]:
@@ -191,31 +277,39 @@ def rows_of(folder: Path, step: str) -> list[Row]:
 
 def table(folder: Path) -> list[str]:
     """A line a target; an empty cell for what was not measured."""
-    lines = [f"| {'':<52} | {'measured':<52} |", f"|{'-' * 54}|{'-' * 54}|"]
+    lines = [f"| {'':<44} | {'measured':<52} |", f"|{'-' * 46}|{'-' * 54}|"]
     for target in TARGETS:
         try:
             figure = target.figure(rows_of(folder, target.step))
-        except (LookupError, TypeError, ValueError):
+        except (LookupError, TypeError, ValueError):  # not measured, or without a speed
             figure = ""
-        lines.append(f"| {target.what:<52} | {figure:<52} |")
+        lines.append(f"| {target.what:<44} | {figure:<52} |")
     return lines
 
 
 def main() -> int:
-    """Run the steps, print what each took, then the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Run the steps; after each one the table is written anew."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--only", help="names of steps, with commas", default="")
     asked = parser.parse_args()
+    names = {step.name for step in STEPS}
+    wanted = set(asked.only.split(",")) if asked.only else names
+    if not wanted <= names:
+        parser.error(f"no such step: {', '.join(sorted(wanted - names))}")
     asked.folder.mkdir(parents=True, exist_ok=True)
-    chosen = [step for step in STEPS if not asked.only or step.name in asked.only.split(",")]
-    failed = False
-    for step in chosen:
-        said, seconds = run_step(step, asked.folder, asked.small)
+    failed, ends, page = False, time.monotonic() + DEADLINE_S, ""
+    for step in (one for one in STEPS if one.name in wanted):
+        left = ends - time.monotonic() - GRACE_S
+        said, seconds = ("no time left", 0.0)
+        if left > 0:
+            said, seconds = run_step(step, asked.folder, asked.small, left)
         failed |= said != "ok"
-        print(f"{step.name:<10} {seconds:6.1f} s  {said}", flush=True)
-    print(f"\n{datetime.now(UTC):%Y-%m-%d}", *table(asked.folder), sep="\n")
+        print(f"{step.name:<12} {seconds:6.1f} s  {said}", flush=True)
+        page = "\n".join([f"{datetime.now(UTC):%Y-%m-%d}", *table(asked.folder), ""])
+        (asked.folder / "table.md").write_text(page, "utf-8")
+    print(f"\n{page}", end="")
     return int(failed)
 
 

@@ -249,11 +249,3 @@ def test_read_sum_is_the_sum_of_the_words(size: int, threads: int) -> None:
     with np.errstate(over="ignore"):
         expected = int(words.sum() + np.int64(raw[words.size * 8 :].sum()))
     assert cpu_read.read_sum(raw, threads) == expected
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_a_copy_is_whole(threads: int) -> None:
-    source = np.arange(1001, dtype=np.float32).reshape(7, 143)
-    target = np.zeros_like(source)
-    cpu_read.copy(source, target, threads)
-    assert (source == target).all()

@@ -13,6 +13,7 @@ from kvtool.bench.attention.data import make, make_from, memory_of, out_of_memor
 from kvtool.bench.attention.forecast import forecast
 from kvtool.bench.attention.measure import Found, measure_case
 from kvtool.bench.attention.providers import NAMES, ON_REQUEST
+from kvtool.bench.cpu.attention import compiles
 from kvtool.bench.device import Device, describe, find_device
 from kvtool.bench.failures import named_failure
 from kvtool.bench.roofs import matmul_roof
@@ -84,6 +85,8 @@ def measure_cases(
     """The rows of every case; the first failure or Ctrl-C ends it, with what there is."""
     names = _providers(given.get("provider"))
     measured = Measured()
+    if not device.is_gpu and compiles():
+        out.aside("compiling the CPU kernel, once on this machine: about 2 s")
     peaks: dict[tuple[str, int | None], float] = {}
     with out.progress("bench attention", len(listed)) as advance:
         for done, case in enumerate(listed):

@@ -1,4 +1,4 @@
-"""The CPU's own providers: the fused kernels of cpu_attention, with queries and output in fp32."""
+"""The CPU's own providers: the fused kernels of bench/cpu, with queries and output in fp32."""
 
 from __future__ import annotations
 

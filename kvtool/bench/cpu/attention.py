@@ -16,8 +16,6 @@ import math
 import numpy as np
 
 from kvtool.bench.cpu.kernel import TILE, Array, Partial, Pool, Shape, attend
-from kvtool.bench.cpu.read import copy as copy
-from kvtool.bench.cpu.read import read_sum as read_sum
 from kvtool.bench.cpu.read import workers
 from kvtool.bench.cpu.vectors import STEP
 from kvtool.errors import KvtoolError

@@ -1,4 +1,4 @@
-"""The CPU's roofs: how fast memory can be read, and copied, by so many threads."""
+"""The CPU's roof: how fast memory can be read by so many threads."""
 
 from __future__ import annotations
 
@@ -26,17 +26,6 @@ def read_sum(array: _Array, threads: int = 1) -> int:
     parts = np.array_split(words, threads)
     found = map(_sum, parts) if threads == 1 else workers(threads).map(_sum, parts)
     return (sum(found) + rest + (1 << 63)) % (1 << 64) - (1 << 63)
-
-
-def copy(source: _Array, target: _Array, threads: int = 1) -> None:
-    """Copy a contiguous array into another one of its size and dtype."""
-    if threads == 1:
-        np.copyto(target, source)
-        return
-    pairs = zip(
-        *(np.array_split(one.reshape(-1), threads) for one in (target, source)), strict=True
-    )
-    list(workers(threads).map(lambda pair: np.copyto(*pair), pairs))
 
 
 @lru_cache
