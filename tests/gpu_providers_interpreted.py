@@ -26,24 +26,45 @@ def _reference(q: Any, k_cache: Any, v_cache: Any, table: Any, lengths: Any, sca
 
 
 class Wrapper:
-    """FlashInfer's wrapper: row starts, block ids and tokens of each last block."""
+    """FlashInfer's wrapper, with its documented parameters: row starts, block ids and tokens of each
+    last block (docs.flashinfer.ai/api/attention.html)."""
 
-    def __init__(self, workspace: Any, layout: str, **options: Any) -> None:
-        self.layout = layout
-        assert options["use_cuda_graph"]
+    def __init__(
+        self, float_workspace_buffer: Any, kv_layout: str = "NHD", use_cuda_graph: bool = False,
+        use_tensor_cores: bool = False, paged_kv_indptr_buffer: Any = None,
+        paged_kv_indices_buffer: Any = None, paged_kv_last_page_len_buffer: Any = None,
+        backend: str = "auto", jit_args: Any = None,
+    ) -> None:  # fmt: skip
+        self.layout = kv_layout
+        assert use_cuda_graph
+        assert paged_kv_last_page_len_buffer.dtype == torch.int32
+        self.room = len(paged_kv_indices_buffer), len(paged_kv_indptr_buffer)
 
-    def plan(self, indptr: Any, indices: Any, last: Any, *sizes: int, **options: Any) -> None:
-        size = sizes[3]  # after query heads, KV heads and head size
+    def plan(
+        self, indptr: Any, indices: Any, last_page_len: Any, num_qo_heads: int, num_kv_heads: int,
+        head_dim: int, page_size: int, pos_encoding_mode: str = "NONE", window_left: int = -1,
+        logits_soft_cap: float | None = None, q_data_type: Any = "float16",
+        kv_data_type: Any = None, data_type: Any = None, sm_scale: float | None = None,
+    ) -> None:  # fmt: skip
+        assert (len(indices), len(indptr)) == self.room
+        self.heads = num_qo_heads, num_kv_heads, head_dim
         counts = indptr.diff()
-        self.lengths = ((counts - 1) * size + last).int()
+        assert int(last_page_len.min()) >= 1
+        self.lengths = ((counts - 1) * page_size + last_page_len).int()
         self.table = torch.zeros((len(counts), int(counts.max())), dtype=torch.int32)
         for row, (start, stop) in enumerate(pairwise(indptr)):
             self.table[row, : stop - start] = indices[start:stop]
-        self.scale = options["sm_scale"]
+        self.scale, self.dtype = sm_scale, q_data_type
 
-    def run(self, q: Any, caches: Any, *, out: Any) -> None:
-        views = [one if self.layout == "NHD" else one.permute(0, 2, 1, 3) for one in caches]
+    def run(
+        self, q: Any, paged_kv_cache: Any, *, out: Any = None, lse: Any = None,
+        return_lse: bool = False,
+    ) -> Any:  # fmt: skip
+        views = [one if self.layout == "NHD" else one.permute(0, 2, 1, 3) for one in paged_kv_cache]
+        assert (q.shape[1], views[0].shape[2], q.shape[2]) == self.heads
+        assert q.dtype == self.dtype
         out.copy_(_reference(q, *views, self.table, self.lengths, self.scale))
+        return out
 
 
 def flash_attn_with_kvcache(

@@ -103,6 +103,13 @@ def test_other_gqa_ratios_and_a_window_keep_the_gates(query_heads: int) -> None:
     assert not faults(code("chunked", "sm_90", **sizes), twin)
 
 
+@pytest.mark.parametrize("block_size", [16, 256])
+def test_a_kernel_that_writes_its_result_at_once_keeps_the_gates(block_size: int) -> None:
+    """Large batches are not split: the output then is bf16, and there is nothing to merge."""
+    twin = code("contiguous", "sm_90", num_splits=1)
+    assert not faults(code("chunked", "sm_90", num_splits=1, block_size=block_size), twin)
+
+
 def test_all_loads_of_a_tile_are_128_bits() -> None:
     # What remains narrow: a length, and the ids of a chunk.
     built = code("chunked", "sm_90")
