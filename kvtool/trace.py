@@ -59,11 +59,7 @@ def read_trace(place: str, *, format: str | None = None, stdin: BinaryIO | None 
     Arrivals are ns from the earliest one, in order; in the format `kvtool` all stays as written.
     Without a format the columns tell it.
     """
-    if format is not None and format not in FORMATS:
-        raise usage_error(
-            f"no format of traces is called {shown(format)}",
-            f"the formats are {', '.join(FORMATS)}.{did_you_mean(format, FORMATS)}",
-        )
+    check_format(format)
     where = printable(place)
     with opened(place, stdin) as file, long_cells():
         lines = Lines(file, where)
@@ -75,7 +71,7 @@ def read_trace(place: str, *, format: str | None = None, stdin: BinaryIO | None 
         head = next(rows, None)
         assert head is not None, "the first line is not blank"
         columns = list(head[1])
-        name, found = _known(where, columns, format, is_json)
+        name, found = known_format(where, columns, format, is_json)
         if is_json:
             rows = itertools.chain([head], rows)
         if name == "kvtool":
@@ -92,7 +88,16 @@ def read_trace(place: str, *, format: str | None = None, stdin: BinaryIO | None 
     )
 
 
-def _known(
+def check_format(format: str | None) -> None:
+    """Refuse a name that no format has."""
+    if format is not None and format not in FORMATS:
+        raise usage_error(
+            f"no format of traces is called {shown(format)}",
+            f"the formats are {', '.join(FORMATS)}.{did_you_mean(format, FORMATS)}",
+        )
+
+
+def known_format(
     where: str, columns: list[str], name: str | None, is_json: bool
 ) -> tuple[str, dict[str, str]]:
     """The format of these columns, and which of them are its prompt, output and arrival."""
@@ -150,7 +155,7 @@ def _read_lengths(
             output_tokens = output.read(row[output.key])
             time = arrival.read(row[arrival.key])
         except (CellError, LookupError):
-            _refuse(lines, line, row, fields.values())
+            refuse(lines, line, row, fields.values())
         if start is None:
             start = time
         if not -MAX_SPAN_NS <= time - start <= MAX_SPAN_NS:
@@ -197,7 +202,7 @@ def _numpy(column: array[int]) -> Column:
     return np.frombuffer(column, dtype=np.int64)
 
 
-def _refuse(lines: Lines, line: int, row: Any, fields: Iterable[Field]) -> NoReturn:
+def refuse(lines: Lines, line: int, row: Any, fields: Iterable[Field]) -> NoReturn:
     """Say which of the cells of a row cannot be read."""
     for field in fields:
         try:
@@ -227,7 +232,7 @@ def _read_kvtool(lines: Lines, rows: Iterator[Row]) -> tuple[Requests, bool]:
                 value = default if name not in row else None
                 column.append(read(row[name]) if value is None else value)
         except (CellError, LookupError):
-            _refuse(lines, line, row, KVTOOL.values())
+            refuse(lines, line, row, KVTOOL.values())
         if timed is None:
             timed = "arrival_ns" in row
         if timed != ("arrival_ns" in row):

@@ -53,6 +53,10 @@ class Format:
     is_json: bool = False
     mark: str = ""
     """A column that is not read: it tells this format from the next one with the same names."""
+    hashes: str = ""
+    """The column that names the blocks of the prompt, if the format has one: `kvtool.trace_stream`."""
+    block_size: int | None = None
+    """Tokens of these blocks, if the format says so."""
 
     def needs(self) -> str:
         """Its columns, for people."""
@@ -109,6 +113,8 @@ FORMATS: dict[str, Format] = {
         arrival={"timestamp": "s"},
         is_json=True,
         mark="chat_id",
+        hashes="hash_ids",
+        block_size=16,
     ),
     "mooncake": Format(
         source="kvcache-ai/Mooncake: FAST25-release/traces/*.jsonl",
@@ -116,6 +122,8 @@ FORMATS: dict[str, Format] = {
         output=("output_length",),
         arrival={"timestamp": "ms"},
         is_json=True,
+        hashes="hash_ids",
+        block_size=512,
     ),
     "kvtool": Format(
         source="kvtool itself",
@@ -124,6 +132,7 @@ FORMATS: dict[str, Format] = {
         arrival={"arrival_ns": "ns"},
         needs_arrival=False,
         is_json=True,
+        hashes="hash_ids",
     ),
 }  # fmt: skip
 

@@ -113,6 +113,8 @@ class Lines:
         """The line that was read last, from 1."""
         self.row_bytes = 0
         """Read since the reader of the rows last set it to 0."""
+        self.bytes = 0
+        """Read in all, unpacked."""
         self.columns: dict[str, int] = {}
         """The columns of the rows, each with its first line."""
         self._waiting: str | None = None
@@ -131,6 +133,7 @@ class Lines:
             raise StopIteration
         self.number += 1
         self.row_bytes += len(data)
+        self.bytes += len(data)
         if self.row_bytes > MAX_LINE:
             what = f"the row is longer than {MAX_LINE // 2**20} MiB"
             self.fail(what, "a trace has a request a line; is a quote left open?")

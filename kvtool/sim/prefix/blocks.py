@@ -1,0 +1,81 @@
+"""A trace's blocks cut finer or merged coarser: what full blocks of another size a prompt has."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtool.errors import KvtoolError
+from kvtool.jit import compiled
+from kvtool.sim.prefix.keys import Ints
+from kvtool.trace_blocks import HashedRequests
+
+MOST_IDS = 2**31 - 1
+
+
+class Prompts(NamedTuple):
+    """Requests as their full blocks of one size.
+
+    Request i has `ids[starts[i] : starts[i + 1]]`; equal ids mean equal prefixes. `tokens` is the
+    length of the prompt, `outputs` the generated tokens that are cached too.
+    """
+
+    ids: Ints
+    starts: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    outputs: NDArray[np.int64]
+
+
+def ids_per_key(trace_block_size: int, block_size: int) -> int:
+    """Blocks whose last token can lie in one block of the trace."""
+    return -(-trace_block_size // block_size)
+
+
+def in_blocks_of(
+    block_size: int, requests: HashedRequests, keys: Ints, *, cache_outputs: bool
+) -> Prompts:
+    """The full blocks of each prompt.
+
+    Finer blocks lie within one block of the trace, coarser ones over several; where two blocks of the
+    trace differ, all that they are cut into differs. An id is the block of the trace that holds the
+    last token, and which of the blocks that end there it is.
+    """
+    prompt = requests.prompt_tokens
+    each = ids_per_key(requests.block_size, block_size)
+    if len(keys) and (int(keys.max()) + 1) * each > MOST_IDS:
+        raise KvtoolError(
+            f"blocks of {block_size} tokens are more than {MOST_IDS:,} different ones in this trace",
+            "take larger blocks, or --index radix, whose edges hold runs of them",
+            code="too_large",
+        )
+    counts = prompt // block_size
+    starts = np.zeros(len(prompt) + 1, np.int64)
+    np.cumsum(counts, out=starts[1:])
+    ids = np.empty(int(starts[-1]), np.int32)
+    cut(keys, requests.starts, requests.block_size, block_size, starts, ids)
+    return Prompts(ids, starts, prompt, outputs_of(requests, cache_outputs))
+
+
+def outputs_of(requests: HashedRequests, cached: bool) -> NDArray[np.int64]:
+    """Generated tokens that take slots: the first comes from the prefill, and alone takes none."""
+    outputs = requests.output_tokens
+    return np.where(outputs > 1, outputs, 0) if cached else np.zeros_like(outputs)
+
+
+@compiled
+def cut(keys: Any, key_starts: Any, trace_size: int, size: int, starts: Any, ids: Any) -> None:
+    """Fill in the ids of all requests."""
+    each = (trace_size + size - 1) // size
+    for request in range(len(starts) - 1):
+        first = key_starts[request]
+        to = starts[request]
+        count = starts[request + 1] - to
+        if size == trace_size:
+            for block in range(count):
+                ids[to + block] = keys[first + block]
+            continue
+        for block in range(count):
+            of = ((block + 1) * size - 1) // trace_size
+            ids[to + block] = keys[first + of] * each + block - of * trace_size // size

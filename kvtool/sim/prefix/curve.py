@@ -1,0 +1,152 @@
+"""The hit rate at every capacity from one pass: LRU over block hashes, by stack distance.
+
+Mattson et al., "Evaluation techniques for storage hierarchies", IBM Systems Journal 9(2), 1970: what a
+smaller cache holds is the top of the stack of what a larger one holds. That is so for vLLM's pool too,
+as long as no request is larger than the cache and no block is in it twice: once full, a pool of C blocks
+caches the C blocks freed last, or C - 1 while the last request left a tail without a hash. So a block at
+distance d from the top is a hit from d + 1 blocks on, or from d + 2.
+
+Where a request is larger than the cache it is rejected, and below the largest request the stacks of two
+capacities differ in more than size: there each capacity is replayed. So is all of a trace in which a
+prompt of whole blocks comes a second time (its last block is computed anew, and cached twice).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtool.sim.prefix.blocks import Prompts, ids_per_key, in_blocks_of
+from kvtool.sim.prefix.curve_kernel import TOTALS, add_distances, fill_tree
+from kvtool.sim.prefix.keys import Ints, Keys
+from kvtool.sim.prefix.replay import Cache, HashReplay
+from kvtool.sim.prefix.result import NONE as NO_OUTPUTS
+from kvtool.sim.prefix.result import UNIQUE, HitCurve, PrefixResult
+from kvtool.trace_blocks import HashedRequests
+
+if TYPE_CHECKING:
+    from kvtool.sim.prefix.result import Counts
+
+Source = Callable[[], Iterable[HashedRequests]]
+"""Gives the chunks of a trace anew."""
+NEVER = 2**62
+
+
+@dataclass(slots=True, kw_only=True)
+class StackDistances:
+    """Of each hit the least capacity at which it is one; fed by the chunk, whatever the capacities."""
+
+    block_size: int
+    totals: Any = field(default_factory=lambda: np.zeros(1, TOTALS).view(np.recarray)[0])
+    seen_by: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+    """Of each id the last request that had it, + 1; 0: none."""
+    live: Ints = field(default_factory=lambda: np.zeros(1 << 10, np.int32))
+    """Of each request how many blocks it was the last one to have."""
+    tree: Ints = field(default_factory=lambda: np.zeros((1 << 10) + 1, np.int32))
+    """Their sums, as a Fenwick tree."""
+    steps: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1 << 10, np.int64))
+    """By capacity: hits that there are from it on, less those that end (a difference array)."""
+
+    def feed(self, prompts: Prompts, num_ids: int) -> bool:
+        """The next requests; False if a block is cached twice: then only the ceiling holds."""
+        blocks = (prompts.tokens + prompts.outputs) // self.block_size
+        num_requests = int(self.totals.requests) + len(blocks)
+        num_blocks = int(self.totals.blocks + blocks.sum())
+        self.seen_by = _grown(self.seen_by, num_ids)
+        self.steps = _grown(self.steps, num_blocks + 3)
+        if num_requests > len(self.live):
+            self.live = _grown(self.live, num_requests)
+            self.tree = np.zeros(len(self.live) + 1, np.int32)
+            fill_tree(self.live, self.tree)
+        return bool(
+            add_distances(
+                self.totals, self.seen_by, self.live, self.tree, self.steps,
+                *prompts, self.block_size,
+            )
+        )  # fmt: skip
+
+    @property
+    def hit_blocks(self) -> NDArray[np.int64]:
+        """By capacity, from 0 on; the last entry holds for all larger ones."""
+        return np.cumsum(np.cumsum(self.steps))
+
+
+def hit_curve(
+    source: Source,
+    *,
+    block_size: int,
+    capacities: Sequence[int] | None = None,
+    cache_outputs: str = NO_OUTPUTS,
+    points: int = 1000,
+) -> HitCurve:
+    """Hits at each of these capacities, or at so many from the largest request to the ceiling."""
+    stack, keys, unique = StackDistances(block_size=block_size), Keys(), cache_outputs == UNIQUE
+    one_pass = True
+    for requests in source():
+        prompts = in_blocks_of(block_size, requests, keys.of(requests), cache_outputs=unique)
+        num_ids = keys.count * ids_per_key(requests.block_size, block_size)
+        one_pass = stack.feed(prompts, num_ids) and one_pass
+    totals, hits = stack.totals, stack.hit_blocks
+    largest, ceiling = int(totals.largest), int(hits.argmax())
+    wanted = spread(largest, max(ceiling, largest), points)
+    if capacities is not None:
+        wanted = np.unique(np.asarray(capacities, np.int64))
+    hit_blocks = hits[np.minimum(wanted, len(hits) - 1)]
+    evicted = totals.blocks - hit_blocks - np.minimum(totals.distinct, wanted - totals.tail)
+    rejected = np.zeros_like(wanted)
+    exact_from = largest if one_pass else NEVER
+    again = np.flatnonzero(wanted < exact_from)
+    caches = [
+        Cache(capacity_blocks=int(wanted[at]), block_size=block_size, cache_outputs=cache_outputs)
+        for at in again
+    ]
+    for at, result in zip(again, replay_all(caches, source), strict=True):
+        hit_blocks[at] = result.hit_tokens // block_size
+        evicted[at], rejected[at] = result.evicted_blocks, result.rejected
+    return HitCurve(
+        capacity_blocks=wanted,
+        block_size=block_size,
+        requests=int(totals.requests),
+        queried_tokens=int(totals.queried),
+        hit_tokens=hit_blocks * block_size,
+        evicted_blocks=evicted,
+        rejected=rejected,
+        exact_from=exact_from,
+        ceiling_tokens=int(hits[-1]) * block_size,
+        ceiling_blocks=max(ceiling, largest) if one_pass else None,
+    )
+
+
+def spread(low: int, high: int, points: int) -> Counts:
+    """Capacities from one to another, each larger than the last by the same factor where it can be."""
+    low = max(1, low)
+    return np.unique(np.rint(np.geomspace(low, max(low, high), points)).astype(np.int64))
+
+
+def replay_all(caches: Sequence[Cache], source: Source) -> list[PrefixResult]:
+    """Several replays over block hashes, of one block size, in one reading of the trace."""
+    runs = [HashReplay(cache=cache) for cache in caches]
+    if not runs:
+        return []
+    size, unique = caches[0].block_size, caches[0].cache_outputs == UNIQUE
+    assert all(cache.block_size == size for cache in caches)
+    keys = Keys()
+    for requests in source():
+        prompts = in_blocks_of(size, requests, keys.of(requests), cache_outputs=unique)
+        num_ids = keys.count * ids_per_key(requests.block_size, size)
+        for run in runs:
+            run.run(prompts, num_ids)
+    return [run.result() for run in runs]
+
+
+def _grown(column: Any, size: int) -> Any:
+    """At least so many entries, the new ones 0; room is doubled, not added."""
+    if size <= len(column):
+        return column
+    grown = np.zeros(max(size, 2 * len(column)), column.dtype)
+    grown[: len(column)] = column
+    return grown

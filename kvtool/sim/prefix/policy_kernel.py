@@ -1,0 +1,92 @@
+"""The fast replay of vLLM's rules with other policies than its own: a heap in place of the list.
+
+Without recency a block can go before those that follow it in its prompt. These stay, cannot be found
+until it is back, and may by then have twins: blocks computed anew with the same content.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvtool.jit import compiled, part
+from kvtool.sim.prefix.heap import push, remove
+from kvtool.sim.prefix.pool import NONE, gain_id, lose_id, number_of_new
+
+LRU, LFU, FIFO, LENGTH_AWARE = range(4)
+"""`pool.policy`: places in kvtool.sim.prefix.result.POLICIES."""
+DEEPEST = 1 << 31
+
+
+@compiled
+def replay_policy(
+    pool: Any,
+    blocks: Any,
+    block_of: Any,
+    ids: Any,
+    starts: Any,
+    tokens: Any,
+    outputs: Any,
+    hits: Any,
+) -> None:
+    """Run the requests through the pool; `hits` gets the hit tokens of each, unless it is empty."""
+    size = pool.size
+    for request in range(len(tokens)):
+        length = tokens[request]
+        held = length + outputs[request]
+        needed = (held + size - 1) // size
+        pool.requests += 1
+        pool.queried += length
+        if needed > pool.num_blocks:
+            pool.rejected += 1
+            if len(hits) > 0:
+                hits[request] = NONE
+            continue
+        first, last = starts[request], starts[request + 1]
+        limit = first + max(0, length - 1) // size
+        at = first
+        while at < limit and block_of[ids[at]] >= 0:
+            remove(pool, blocks, block_of[ids[at]])
+            at += 1
+        pool.hit_blocks += at - first
+        if len(hits) > 0:
+            hits[request] = (at - first) * size
+        new = needed - (at - first)
+        evicted = max(0, new - pool.blanks)
+        for _ in range(evicted):
+            victim = blocks[0].heap
+            remove(pool, blocks, victim)
+            lose_id(pool, blocks, block_of, victim)
+        pool.evicted += evicted
+        pool.blanks += evicted - new + needed - held // size
+        # Cached from the first block to the last, freed from the last to the first.
+        begun = pool.clock
+        pool.clock += 2 * (held // size)
+        end = begun + held // size
+        for one in range(held // size - 1, at - first - 1, -1):
+            block = number_of_new(pool, blocks)
+            blocks[block].hits, blocks[block].depth = 0, one
+            blocks[block].cached = begun + one
+            gain_id(blocks, block_of, block, ids[first + one] if one < last - first else NONE)
+            end += 1
+            rank(pool, blocks, block, end)
+        for one in range(at - 1, first - 1, -1):
+            block = block_of[ids[one]]
+            blocks[block].hits += 1
+            end += 1
+            rank(pool, blocks, block, end)
+
+
+@part
+def rank(pool: Any, blocks: Any, at: int, now: int) -> None:
+    """A block is free again: its turn by the policy."""
+    block = blocks[at]
+    block.second = now
+    if pool.policy == LFU:
+        block.first = block.hits
+    elif pool.policy == FIFO:
+        block.first = block.cached
+    elif pool.policy == LENGTH_AWARE:
+        block.first = (block.hits + 1) * DEEPEST - block.depth
+    else:
+        block.first = 0
+    push(pool, blocks, at)

@@ -1,0 +1,209 @@
+"""Traces whose requests name the blocks of their prompts, a chunk at a time: a file of any length."""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from kvtool.errors import usage_error
+from kvtool.trace import check_format, known_format, refuse
+from kvtool.trace_blocks import HashedRequests
+from kvtool.trace_formats import FORMATS, CellError, Field, Format, fields_of, shown, trace_error
+from kvtool.trace_lines import Lines, Row, long_cells, not_read, opened, printable, rows_of
+
+REQUESTS_AT_ONCE = 1 << 16
+BLOCKS_AT_ONCE = 1 << 21
+"""What a chunk has at most: 16 MiB of hashes, and those of one more request."""
+Progress = Callable[[int], None]
+"""Told how many bytes have been read since it was last told."""
+
+
+@dataclass(slots=True, kw_only=True)
+class HashedTrace:
+    """A trace to go through once. What there is to say of it, `notes` has at the end."""
+
+    name: str
+    """The file's name, or "standard input"."""
+    num_bytes: int | None
+    """Of the file, packed or not; None for standard input."""
+    chunks: Iterator[HashedRequests] = field(default_factory=lambda: iter(()))
+    format: str = ""
+    block_size: int = 0
+    """Tokens of a block; like the format, known once the first chunk is there."""
+    notes: tuple[str, ...] = ()
+
+    def __iter__(self) -> Iterator[HashedRequests]:
+        return self.chunks
+
+
+def stream_trace(
+    place: str,
+    *,
+    format: str | None = None,
+    block_size: int | None = None,
+    stdin: BinaryIO | None = None,
+    progress: Progress = lambda read: None,
+) -> HashedTrace:
+    """The requests at a path, or at `-` of standard input, in the order of the file.
+
+    `block_size` is the trace's, where its format says none or another one. Requests without output
+    stay: their prompts are cached too. KvtoolError `trace` if it is no such trace, on the way too.
+    """
+    check_format(format)
+    if block_size is not None and block_size < 1:
+        raise usage_error(
+            f"a block of {block_size} tokens is none", "give the size of the trace's blocks"
+        )
+    where = printable(place)
+    path = Path(place)
+    trace = HashedTrace(
+        name=where if place == "-" else path.name,
+        num_bytes=path.stat().st_size if place != "-" and path.is_file() else None,
+    )
+    trace.chunks = _chunks(trace, place, format, block_size, stdin, progress)
+    return trace
+
+
+def _chunks(
+    trace: HashedTrace, place: str, name: str | None, block_size: int | None,
+    stdin: BinaryIO | None, progress: Progress,
+) -> Iterator[HashedRequests]:  # fmt: skip
+    where = printable(place)
+    with opened(place, stdin) as file, long_cells():
+        lines = Lines(file, where)
+        first = lines.first()
+        if not first:
+            raise trace_error(f"{where} is empty", "give a trace: a request a line")
+        is_json = first in "{[" if name is None else FORMATS[name].is_json
+        rows = rows_of(lines, is_json=is_json)
+        head = next(rows, None)
+        assert head is not None, "the first line is not blank"
+        columns = list(head[1])
+        trace.format, found = known_format(where, columns, name, is_json)
+        form = FORMATS[trace.format]
+        trace.block_size = _block_size(where, form, columns, trace.format, block_size)
+        fields = fields_of(form, found, columns)
+        reader = _Reader(lines=lines, fields=fields, column=form.hashes, size=trace.block_size)
+        told = 0
+        for chunk in reader.chunks(itertools.chain([head], rows)):
+            progress(lines.bytes - told)
+            told = lines.bytes
+            yield chunk
+        trace.notes = (*lines.notes(), *not_read(lines, {*found.values(), form.hashes}))
+
+
+def _block_size(where: str, form: Format, columns: list[str], name: str, asked: int | None) -> int:
+    with_hashes = [one for one, other in FORMATS.items() if other.hashes]
+    if not form.hashes or form.hashes not in columns:
+        raise trace_error(
+            f"{where} does not name the blocks of its prompts, so what they share is not known",
+            f"formats that do are {', '.join(with_hashes)}, with a column hash_ids; "
+            "other traces have lengths for kvtool fragment and simulate",
+        )
+    if asked is None and form.block_size is None:
+        raise usage_error(
+            f"{where}: the format {name} does not say how many tokens a block has",
+            "give --trace-block-size",
+        )
+    return asked or form.block_size or 0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Reader:
+    """The rows of one file as chunks."""
+
+    lines: Lines
+    fields: dict[str, Field]
+    column: str
+    size: int
+    arrivals: array[int] = field(default_factory=lambda: array("q"))
+    prompts: array[int] = field(default_factory=lambda: array("q"))
+    outputs: array[int] = field(default_factory=lambda: array("q"))
+    hashes: array[int] = field(default_factory=lambda: array("q"))
+    starts: array[int] = field(default_factory=lambda: array("q", [0]))
+
+    def chunks(self, rows: Iterator[Row]) -> Iterator[HashedRequests]:
+        """Each with as many requests as fit into its bounds."""
+        prompt, output, arrival = (self.fields.get(one) for one in ("prompt", "output", "arrival"))
+        assert prompt is not None, "every format has it"
+        assert output is not None, "every format has it"
+        last, line, anything = 0, 0, False
+        for line, row in rows:
+            try:
+                tokens = prompt.read(row[prompt.key])
+                self.outputs.append(output.read(row[output.key]))
+                time = arrival.read(row[arrival.key]) if arrival else 0
+            except (CellError, LookupError):
+                refuse(self.lines, line, row, self.fields.values())
+            if tokens == 0:
+                self.lines.note("requests with 0 prompt tokens, left out", line)
+                self.outputs.pop()
+                continue
+            if time < last:
+                what = "requests earlier than the one before, kept in the order of the file"
+                self.lines.note(what, line)
+            last, anything = time, True
+            self.prompts.append(tokens)
+            self.arrivals.append(time)
+            self._add_hashes(line, row.get(self.column), tokens)
+            if len(self.prompts) >= REQUESTS_AT_ONCE or len(self.hashes) >= BLOCKS_AT_ONCE:
+                yield self._flush()
+        if self.prompts:
+            yield self._flush()
+        if not anything:
+            raise trace_error(
+                f"{self.lines.where} has no request with a prompt",
+                "is it the right file, and are its columns named right?",
+            )
+
+    def _add_hashes(self, line: int, value: Any, tokens: int) -> None:
+        """The blocks of one request; a last one that is not full may be left out."""
+        blocks, full = -(-tokens // self.size), tokens // self.size
+        if type(value) is not list:
+            hint = f"{self.column} takes a list of whole numbers, a block each"
+            what = "is missing" if value is None else f"{shown(value)} is not a list"
+            self.lines.fail(f"{self.column}: {what}", hint, line=line)
+        if len(value) not in (full, blocks):
+            what = f"{len(value):,} blocks of {self.size} tokens for {tokens:,} prompt tokens"
+            hint = "give --trace-block-size if its blocks have another size, or correct that line"
+            self.lines.fail(f"{self.column}: {what}", hint, line=line)
+        try:
+            self.hashes.extend(value)
+        except (TypeError, OverflowError):
+            del self.hashes[self.starts[-1] :]
+            self.hashes.extend(self._whole(line, one) for one in value)
+        if len(value) < blocks:
+            self.lines.note("last blocks without a hash, taken for shared with nobody", line)
+            self.hashes.append(-line)
+        self.starts.append(len(self.hashes))
+
+    def _whole(self, line: int, value: Any) -> int:
+        """A hash as 64 bits with a sign: those without one wrap."""
+        if type(value) is not int or not -(2**63) <= value < 2**64:
+            hint = f"{self.column} takes whole numbers of 64 bits"
+            what = f"{shown(value)} is no whole number of 64 bits"
+            self.lines.fail(f"{self.column}: {what}", hint, line=line)
+        return value - 2**64 if value >= 2**63 else value
+
+    def _flush(self) -> HashedRequests:
+        import numpy as np
+
+        columns = [self.arrivals, self.prompts, self.outputs, self.hashes, self.starts]
+        arrivals, prompts, outputs, hashes, starts = (
+            np.frombuffer(column, np.int64) if column else np.zeros(0, np.int64)
+            for column in columns
+        )
+        self.arrivals, self.prompts, self.outputs = array("q"), array("q"), array("q")
+        self.hashes, self.starts = array("q"), array("q", [0])
+        return HashedRequests(
+            arrival_ns=arrivals,
+            prompt_tokens=prompts,
+            output_tokens=outputs,
+            hash_ids=hashes,
+            starts=starts,
+            block_size=self.size,
+        )

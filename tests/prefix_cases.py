@@ -1,0 +1,89 @@
+"""Made traces with shared prefixes, small enough for the plain twins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from kvtool.sim.prefix.replay import Cache
+from kvtool.sim.prefix.result import POLICIES
+from kvtool.trace_blocks import HashedRequests
+
+
+def hashed(
+    requests: Sequence[tuple[Sequence[int], int]], size: int, outputs: Sequence[int] | None = None
+) -> HashedRequests:
+    """Requests from (blocks, prompt tokens)."""
+    for blocks, tokens in requests:
+        assert len(blocks) == -(-tokens // size)
+    starts = np.zeros(len(requests) + 1, np.int64)
+    starts[1:] = np.cumsum([len(blocks) for blocks, _ in requests])
+    return HashedRequests(
+        arrival_ns=np.arange(len(requests), dtype=np.int64),
+        prompt_tokens=np.array([tokens for _, tokens in requests], np.int64),
+        output_tokens=np.array(outputs or [1] * len(requests), np.int64),
+        hash_ids=np.array([one for blocks, _ in requests for one in blocks], np.int64),
+        starts=starts,
+        block_size=size,
+    )
+
+
+@st.composite
+def traces(draw: st.DrawFn, most: int = 40) -> HashedRequests:
+    """Prompts over few block names, so that they share, diverge and come again; not all are long.
+
+    Equal names at different places are different blocks: names say nothing of what comes before.
+    """
+    size = draw(st.integers(1, 8))
+    names = draw(st.integers(1, 4))
+    kinds = draw(
+        st.lists(
+            st.tuples(
+                st.lists(st.integers(0, names), min_size=1, max_size=8),
+                st.integers(0, size - 1),
+                st.integers(0, 3 * size),
+            ),
+            min_size=1, max_size=8,
+        )
+    )  # fmt: skip
+    order = draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=most))
+    requests, outputs = [], []
+    for blocks, missing, output in order:
+        blocks = blocks[: draw(st.integers(1, len(blocks)))]
+        requests.append((blocks, len(blocks) * size - missing))
+        outputs.append(output)
+    return hashed(requests, size, outputs)
+
+
+@st.composite
+def caches(draw: st.DrawFn, index: str, **given: Any) -> Cache:
+    """Caches from too small for any request to large enough for all."""
+    settings: dict[str, Any] = {
+        "capacity_blocks": draw(st.integers(1, 60)),
+        "block_size": draw(st.integers(1, 12)),
+        "policy": draw(st.sampled_from(POLICIES)),
+        "cache_outputs": draw(st.sampled_from(("none", "unique"))),
+    }
+    return Cache(index=index, **{**settings, **given})
+
+
+def cut_up(requests: HashedRequests, size: int) -> list[HashedRequests]:
+    """The same in chunks of so many requests."""
+    chunks = []
+    for first in range(0, len(requests), size):
+        last = min(first + size, len(requests))
+        low, high = int(requests.starts[first]), int(requests.starts[last])
+        chunks.append(
+            HashedRequests(
+                arrival_ns=requests.arrival_ns[first:last],
+                prompt_tokens=requests.prompt_tokens[first:last],
+                output_tokens=requests.output_tokens[first:last],
+                hash_ids=requests.hash_ids[low:high],
+                starts=requests.starts[first : last + 1] - low,
+                block_size=requests.block_size,
+            )
+        )
+    return chunks

@@ -1,0 +1,86 @@
+"""The hit-rate curve: one pass says of each capacity what a replay says of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from prefix_cases import cut_up, hashed, traces
+
+from kvtool.sim.prefix.curve import NEVER, hit_curve, spread
+from kvtool.sim.prefix.replay import Cache, replay
+from kvtool.trace_blocks import HashedRequests
+
+CALM = settings(
+    max_examples=200, deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)  # fmt: skip
+
+
+@CALM
+@given(traces(), st.integers(1, 12), st.sampled_from(("none", "unique")), st.integers(1, 9))
+def test_the_curve_is_a_replay_at_every_capacity(
+    requests: HashedRequests, size: int, outputs: str, chunk: int
+) -> None:
+    most = int(-(-requests.prompt_tokens // size).sum()) + 200
+    capacities = [*range(1, min(most, 90)), most]
+    curve = hit_curve(
+        lambda: cut_up(requests, chunk),
+        block_size=size, capacities=capacities, cache_outputs=outputs,
+    )  # fmt: skip
+    assert curve.capacity_blocks.tolist() == capacities
+    for at, capacity in enumerate(capacities):
+        cache = Cache(capacity_blocks=capacity, block_size=size, cache_outputs=outputs)
+        result = replay(cache, [requests])
+        assert result.hit_tokens == curve.hit_tokens[at]
+        assert result.evicted_blocks == curve.evicted_blocks[at]
+        assert result.rejected == curve.rejected[at]
+        assert result.queried_tokens == curve.queried_tokens
+        assert result.requests == curve.requests
+        if capacity >= (curve.ceiling_blocks or most):
+            assert result.hit_tokens == curve.ceiling_tokens
+
+
+def distinct(seed: int, count: int = 3000) -> HashedRequests:
+    """Prompts that end within a block: nothing is cached twice, so that one pass says all."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for index in range(count):
+        depth = int(rng.integers(1, 12))
+        shared = int(rng.integers(0, depth + 1))
+        family = int(rng.zipf(1.3)) % 500
+        blocks = [family * 100 + d for d in range(shared)]
+        blocks += [10**6 + index * 100 + d for d in range(depth - shared)]
+        made.append((blocks, depth * 16 - int(rng.integers(1, 16))))
+    return hashed(made, 16)
+
+
+@pytest.mark.parametrize("size", [16, 32])
+def test_a_long_trace_is_one_pass_from_the_largest_request_up(size: int) -> None:
+    requests = distinct(size)
+    curve = hit_curve(lambda: [requests], block_size=size, points=200)
+    largest = -(-int(requests.prompt_tokens.max()) // size)
+    assert curve.exact_from == largest
+    assert curve.capacity_blocks[0] == largest
+    assert curve.capacity_blocks[-1] == curve.ceiling_blocks
+    assert curve.hit_tokens[-1] == curve.ceiling_tokens
+    assert curve.hit_tokens[-2] < curve.ceiling_tokens
+    for at in range(0, len(curve.capacity_blocks), 23):
+        cache = Cache(capacity_blocks=int(curve.capacity_blocks[at]), block_size=size)
+        result = replay(cache, [requests])
+        assert result.hit_tokens == curve.hit_tokens[at]
+        assert result.evicted_blocks == curve.evicted_blocks[at]
+
+
+def test_a_block_that_is_cached_twice_takes_the_long_way() -> None:
+    requests = hashed([([1, 2], 8), ([1, 2], 8), ([1, 3], 7)], 4)
+    curve = hit_curve(lambda: [requests], block_size=4, capacities=[2, 3, 4])
+    assert (curve.exact_from, curve.ceiling_blocks) == (NEVER, None)
+    assert curve.hit_tokens.tolist() == [8, 8, 8]
+
+
+def test_capacities_are_spread_evenly_by_factor() -> None:
+    assert spread(1, 1000, 4).tolist() == [1, 10, 100, 1000]
+    assert spread(0, 0, 5).tolist() == [1]
+    assert spread(10, 12, 100).tolist() == [10, 11, 12]
