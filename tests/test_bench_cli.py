@@ -292,7 +292,7 @@ def test_decode_has_the_rows_of_the_contract(kvtool: Kvtool, tiny: Path) -> None
     assert all(set(row) >= DECODE_CONTRACT for row in rows)
     assert all(row["same_tokens"] is True for row in rows)
     uniform = [(row["cache"], row["batch"]) for row in rows if row["run"] == "uniform"]
-    caches = ("dynamic", "none", "static", "paged", "continuous")
+    caches = ("dynamic", "none", "static", "contiguous", "paged", "continuous")
     assert uniform == [
         *((cache, 1) for cache in caches),
         *((cache, 2) for cache in caches if cache != "none"),
@@ -369,7 +369,7 @@ def test_bench_alone_runs_both_with_their_defaults(
         listed, _ = asked["attention"]
         assert [(case.batch, case.block_size) for case in listed] == [(1, 64), (8, 64)]
         assert asked["decode"]["block_size"] == "64"
-        assert asked["decode"]["cache"] == "none,dynamic,static,paged,continuous"
+        assert asked["decode"]["cache"] == "none,dynamic,static,contiguous,paged,continuous"
         assert ran.json["command"] == "bench"
 
 

@@ -23,6 +23,7 @@ from decode_cases import (
 
 from kvtool.bench.decode import cuda_graph
 from kvtool.bench.decode import memory as decode_memory
+from kvtool.bench.decode.growth import log_slope
 from kvtool.bench.decode.kernels import Kernels, kernels_for
 from kvtool.bench.decode.kv_store import KvStore
 from kvtool.bench.decode.model import Decoder, prompts
@@ -36,7 +37,7 @@ from kvtool.bench.decode.settings import (
     Roofs,
     decode_cases,
 )
-from kvtool.bench.decode.trial import greedy_tokens, log_slope
+from kvtool.bench.decode.trial import greedy_tokens
 from kvtool.bench.decode.uniform import uniform_rows, uniform_steps
 from kvtool.errors import KvtoolError
 
@@ -52,7 +53,8 @@ def decoders() -> dict[str, Decoder]:
 def rows_of(config: dict[str, Any], *cases: DecodeCase, **given: Any) -> list[dict[str, Any]]:
     """The rows of some cases, without the law of growth."""
     choice = given.pop("choice", FP32)
-    run = DecodeRun(cases=cases, exponent_contexts=given.pop("contexts", ()))
+    repeats, contexts = given.pop("repeats", 1), given.pop("contexts", ())
+    run = DecodeRun(cases=cases, repeats=repeats, exponent_contexts=contexts)
     return list(uniform_rows(tiny(config), choice, run, given.pop("roofs", Roofs()), **given))
 
 
@@ -180,7 +182,7 @@ def test_a_replayed_step_reads_the_tensors_that_are_written_to(
     graph = replace(plain, cuda_graph=True)
     case = case_of(cache)
     assert torch.equal(greedy_tokens(graph, case, ids), greedy_tokens(plain, case, ids))
-    assert not open_session(graph, case).is_graph()
+    assert not open_session(graph, case).execution().is_graph
 
 
 IN_THE_INTERPRETER = """
@@ -214,12 +216,13 @@ def test_the_law_of_growth() -> None:
     assert log_slope([10, 20, 40], [3.0, 6.0, 12.0]) == pytest.approx(1)
     assert log_slope([10, 20, 40], [3.0, 3.0, 3.0]) == pytest.approx(0)
     assert log_slope([10, 20, 40], [1.0, 4.0, 16.0]) == pytest.approx(2)
-    assert log_slope([10, 20], [1.0, 2.0]) is None
+    assert log_slope([10], [1.0]) is None
     contexts = (16, 32, 64, 1024)  # the model has positions for 512
     rows = rows_of(LLAMA, case_of("none"), case_of("paged"), contexts=contexts)
     for row in rows:
         assert row["exponent_contexts"] == [16, 32, 64]
         assert isinstance(row["time_exponent"], float)
+        assert isinstance(row["time_exponent_end"], float)
 
 
 def test_progress_is_told_as_often_as_announced() -> None:

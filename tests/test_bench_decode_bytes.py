@@ -30,12 +30,15 @@ def test_arithmetic_by_hand() -> None:
 def test_the_bytes_bound_the_gain() -> None:
     plan = tiny(LLAMA)
     weights, cache = plan.read_parameters * 4, 3 * 27 * TOKEN_BYTES  # 21 + 12 // 2 tokens
-    gain = decode_bytes.predicted_gain(plan, case_of("paged"), 4)
+    gain = decode_bytes.predicted_gain(plan, case_of("paged"), "dynamic", 4)
     assert gain == pytest.approx((weights + 3 * cache) / (weights + cache))
-    gain = decode_bytes.predicted_gain(plan, case_of("static", max_tokens=400), 4)
+    gain = decode_bytes.predicted_gain(plan, case_of("static", max_tokens=400), "dynamic", 4)
     wide = 3 * 400 * TOKEN_BYTES
     assert gain == pytest.approx((weights + 3 * cache) / (weights + wide))
-    assert decode_bytes.predicted_gain(plan, case_of("none"), 4) is None
+    gain = decode_bytes.predicted_gain(plan, case_of("static", max_tokens=400), "contiguous", 4)
+    assert gain == pytest.approx((weights + cache) / (weights + wide))
+    assert decode_bytes.predicted_gain(plan, case_of("paged"), "contiguous", 4) == 1
+    assert decode_bytes.predicted_gain(plan, case_of("none"), "dynamic", 4) is None
     # Weights that dwarf the cache leave nothing to gain but what batching gives.
     assert decode_bytes.batch_gain(10**12, 1.0, 8, 2) == pytest.approx(4)
     assert decode_bytes.batch_gain(0, 1.0, 8, 2) == pytest.approx(1)

@@ -13,7 +13,8 @@ from kvtool.bench.decode.batching import Batcher, Prompt, Tally
 from kvtool.bench.decode.kernels import kernels_for
 from kvtool.bench.decode.kv_store import KvStore
 from kvtool.bench.decode.model import Decoder
-from kvtool.bench.decode.ragged import alone, largest_batch, pool_for, ragged_rows, ragged_steps
+from kvtool.bench.decode.ragged import alone, ragged_rows, ragged_steps
+from kvtool.bench.decode.ragged_row import largest_batch, pools_for
 from kvtool.bench.decode.settings import ROW, ModelChoice, RaggedRun, made_requests, silent
 from kvtool.bench.decode.stepping import Stepping, attend
 from kvtool.errors import KvtoolError
@@ -135,6 +136,7 @@ def run_of(**other: Any) -> RaggedRun:
         "requests": requests_of(),
         "kv_budget_bytes": 2 * 64 * TOKEN_BYTES + 5,
         "max_model_len": 64,
+        "repeats": 1,
     }
     return RaggedRun(**(given | other))
 
@@ -163,15 +165,15 @@ def test_paging_makes_batches_larger(samples: int) -> None:
 def test_memory_by_hand() -> None:
     """A budget of two reservations of 64 tokens and five bytes: 8 blocks of 16."""
     plan, run = tiny(LLAMA), run_of()
-    assert pool_for(plan, run, "contiguous-max", 4).num_blocks == 2
-    paged = pool_for(plan, run, "paged", 4)
+    contiguous, paged = pools_for(plan, run, 4)
+    assert contiguous.num_blocks == 2
     assert paged.num_blocks == 8
     # 128 tokens of room; prompt + half the output + half a block, weighted by the output.
     held = sum((p + o / 2 + 8) * o for p, o in LENGTHS) / sum(o for _, o in LENGTHS)
     assert largest_batch(paged, run) == pytest.approx(128 / held)
-    assert largest_batch(pool_for(plan, run, "contiguous-max", 4), run) == 2
+    assert largest_batch(contiguous, run) == 2
     rich = run_of(kv_budget_bytes=10**9)
-    assert pool_for(plan, rich, "contiguous-max", 4).num_blocks == len(LENGTHS)
+    assert pools_for(plan, rich, 4)[0].num_blocks == len(LENGTHS)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -211,4 +213,4 @@ def test_what_can_never_fit_is_refused() -> None:
         run_of(max_model_len=40)
     assert caught.value.exit_code == 2
     with pytest.raises(KvtoolError, match="block size 24"):
-        run_of(block_size=24)
+        run_of(block_sizes=(16, 24))

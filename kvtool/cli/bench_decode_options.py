@@ -31,7 +31,7 @@ DtypeOpt = Annotated[
     str,
     typer.Option(
         metavar="DTYPE", rich_help_panel=MODEL,
-        help="fp32, fp16 or bf16, of weights and cache. auto: bf16 on a GPU, fp32 on a CPU.",
+        help="fp32, fp16 or bf16 (one), of weights and cache. auto: bf16 on a GPU, fp32 on a CPU.",
     ),
 ]  # fmt: skip
 RandomOpt = Annotated[
@@ -80,7 +80,8 @@ RequestsOpt = Annotated[
     int,
     typer.Option(
         "--num-requests", metavar="N", min=0, max=100_000, rich_help_panel=RAGGED,
-        help="Lognormal lengths around --prompt-tokens and --output-tokens; 0: none.",
+        help="Lognormal lengths around the first --prompt-tokens and --output-tokens, with every "
+        "--block-size; 0: none.",
     ),
 ]  # fmt: skip
 SamplesOpt = Annotated[
@@ -101,7 +102,7 @@ RepeatsOpt = Annotated[
     int,
     typer.Option(
         "--repeats", metavar="N", min=1, max=100, rich_help_panel=MEASURING,
-        help="Runs of each case after its warm-up.",
+        help="Rounds, each with a run of every cache in turn; below 3 no gain has an interval.",
     ),
 ]  # fmt: skip
 ThreadsOpt = Annotated[

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvtool.bench.attention.case import KV_DTYPES
 from kvtool.bench.decode.failures import named_failure
 from kvtool.bench.decode.settings import (
     CACHES,
+    CPU_CONTEXTS,
     DEFAULT_LAYERS,
     DEFAULT_MODEL,
+    DTYPES,
+    GPU_CONTEXTS,
     DecodeCase,
     DecodeRun,
     ModelChoice,
@@ -25,7 +27,7 @@ from kvtool.cli.bench_cases import block_sizes
 from kvtool.cli.bench_emit import Measured, emit, interrupted, params_in_errors
 from kvtool.cli.options import names_in
 from kvtool.config import LoadedConfig, load_config
-from kvtool.errors import KvtoolError
+from kvtool.errors import KvtoolError, usage_error
 from kvtool.output import Output
 from kvtool.run import Row
 from kvtool.units import parse_bytes, parse_count, parse_counts
@@ -59,7 +61,11 @@ def measure_decode(
 
     choice = _choice(given, device)
     run = DecodeRun(
-        cases=_cases(given), threads=given["threads"], repeats=given["repeats"], seed=given["seed"]
+        cases=_cases(given),
+        threads=given["threads"],
+        repeats=given["repeats"],
+        exponent_contexts=GPU_CONTEXTS if device.is_gpu else CPU_CONTEXTS,
+        seed=given["seed"],
     )
     plan = _plan(given)
     ragged = _ragged(given, plan, choice) if given["num_requests"] else None
@@ -80,7 +86,27 @@ def measure_decode(
                 yield from ragged_rows(plan, choice, ragged, advance=advance)
 
         measured = _collected(rows)
-    return measured, [*plan.notes, *plan.loaded.notes]
+    notes = [*plan.notes, *plan.loaded.notes, *_graph_notes(measured.rows)]
+    return measured, notes + (_first_notes(given) if ragged else [])
+
+
+def _graph_notes(rows: Sequence[Row]) -> list[str]:
+    """Why decode steps that could have been a CUDA graph were not."""
+    return [
+        f"{row['cache']}, batch {row['batch']}: its decode steps are no CUDA graph: "
+        f"{row['graph_error']}"
+        for row in rows
+        if row["graph_error"] is not None
+    ]
+
+
+def _first_notes(given: Mapping[str, Any]) -> list[str]:
+    """Which lists count by their first value in the ragged run."""
+    return [
+        f"requests of different lengths: around the first --{name.replace('_', '-')}, {counts[0]:,}"
+        for name in ("prompt_tokens", "output_tokens")
+        if len(counts := _counts(given, name, MOST_TOKENS)) > 1
+    ]
 
 
 def _collected(rows: Callable[[], Iterator[Row]]) -> Measured:
@@ -104,21 +130,31 @@ def _choice(given: Mapping[str, Any], device: Device) -> ModelChoice:
     typed = given["dtype"]
     return ModelChoice(
         device=device.kind,
-        dtype=default if typed == "auto" else names_in(typed, "--dtype", tuple(KV_DTYPES))[0],
+        dtype=default if typed == "auto" else _dtype(typed),
         seed=given["seed"],
         random_weights=given["random_weights"],
     )
 
 
-def _cases(given: Mapping[str, Any]) -> tuple[DecodeCase, ...]:
-    def counts(name: str, high: int) -> tuple[int, ...]:
-        return tuple(parse_counts(given[name], name=f"--{name.replace('_', '-')}", high=high))
+def _dtype(typed: str) -> str:
+    names = names_in(typed, "--dtype", DTYPES)
+    if len(names) > 1:
+        raise usage_error(
+            f"--dtype takes one value, not {len(names)}", f"run it once more for {names[1]}"
+        )
+    return names[0]
 
+
+def _counts(given: Mapping[str, Any], name: str, high: int) -> tuple[int, ...]:
+    return tuple(parse_counts(given[name], name=f"--{name.replace('_', '-')}", high=high))
+
+
+def _cases(given: Mapping[str, Any]) -> tuple[DecodeCase, ...]:
     return decode_cases(
         tuple(names_in(given["cache"], "--cache", CACHES)),
-        counts("batch", 2**16),
-        counts("prompt_tokens", MOST_TOKENS),
-        counts("output_tokens", MOST_TOKENS),
+        _counts(given, "batch", 2**16),
+        _counts(given, "prompt_tokens", MOST_TOKENS),
+        _counts(given, "output_tokens", MOST_TOKENS),
         tuple(block_sizes(given["block_size"])),
         max_tokens=_max_model_len(given),
     )
@@ -141,10 +177,9 @@ def _plan(given: Mapping[str, Any]) -> Blueprint:
 
 
 def _ragged(given: Mapping[str, Any], plan: Blueprint, choice: ModelChoice) -> RaggedRun:
-    """The requests, at the first of the lengths and block sizes asked for."""
+    """The requests, at the first of the lengths asked for."""
     prompt, output = (
-        parse_counts(given[name], name=f"--{name.replace('_', '-')}", high=MOST_TOKENS)[0]
-        for name in ("prompt_tokens", "output_tokens")
+        _counts(given, name, MOST_TOKENS)[0] for name in ("prompt_tokens", "output_tokens")
     )
     most = _max_model_len(given) or min(
         RAGGED_MEANS * (prompt + output), plan.max_context or MOST_TOKENS
@@ -161,9 +196,10 @@ def _ragged(given: Mapping[str, Any], plan: Blueprint, choice: ModelChoice) -> R
         if typed is None
         else parse_bytes(typed, name="--kv-memory"),
         max_model_len=most,
-        block_size=block_sizes(given["block_size"])[0],
+        block_sizes=tuple(block_sizes(given["block_size"])),
         samples=given["n"],
         threads=given["threads"],
+        repeats=given["repeats"],
         check_requests=CHECKED,
         seed=given["seed"],
     )

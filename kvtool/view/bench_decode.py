@@ -11,9 +11,12 @@ from kvtool.view import Chart, Line, Table
 from kvtool.view.words import counted
 
 VARYING = ("prompt_tokens", "output_tokens", "batch")
-LEFT = {"cache", "same tokens"}
+LEFT = {"cache", "over", "steps are", "same tokens"}
 SMALL_CACHE = 0.05
 """Of a step's bytes: below it no cache layout changes the speed much."""
+
+LAW = 0.25
+"""How far the growth between the last two contexts may be from the whole fit's for the fit to be told."""
 
 Cells = dict[str, Callable[[Row], str]]
 
@@ -63,12 +66,19 @@ def _speeds(rows: Sequence[Row]) -> Cells:
         "TPOT p50": lambda row: _seconds(row["tpot_s_p50"]),
         "ITL p99": lambda row: _seconds(row["itl_s_p99"]),
         "tokens/s": lambda row: _number(row["output_tokens_per_s"]),
-        "gain": lambda row: _gain(row["measured_gain"]),
-        "bytes allow": lambda row: _gain(row["predicted_gain"]),
-        "same tokens": _same,
     }
-    if all(row["measured_gain"] is None for row in rows):
-        del cells["gain"], cells["bytes allow"]
+    baselines = {row["baseline"] for row in rows} - {None}
+    if baselines:
+        cells["gain"] = _measured
+        if len(baselines) > 1:
+            cells["over"] = lambda row: row["baseline"] or "–"
+        cells["bytes allow"] = lambda row: _gain(row["predicted_gain"])
+    kinds = {row["cuda_graph"] for row in rows}
+    if len(kinds) > 1 or any(row["device"] != "cpu" for row in rows):
+        cells["steps are"] = lambda row: {True: "a graph", False: "eager", None: "–"}[
+            row["cuda_graph"]
+        ]
+    cells["same tokens"] = _same
     return cells
 
 
@@ -97,7 +107,7 @@ def _ragged(rows: Sequence[Row]) -> Cells:
         "peak": lambda row: f"{row['peak_batch']:,}",
         "steps": lambda row: f"{row['steps']:,}",
         "tokens/s": lambda row: _number(row["output_tokens_per_s"]),
-        "gain": lambda row: _gain(row["measured_gain"]),
+        "gain": _measured,
         "bytes allow": lambda row: _gain(row["predicted_gain"]),
         "TPOT p50": lambda row: _seconds(row["tpot_s_p50"]),
         "KV used": lambda row: _bytes(row["kv_used_bytes"]),
@@ -119,12 +129,36 @@ def sentences(rows: Sequence[Row], env: Mapping[str, Any]) -> list[str]:
     said += _batches([row for row in rows if row["run"] == "ragged"])
     if any(row["same_tokens"] is False for row in rows):
         said.append("WRONG: these generate other tokens than the dynamic cache.")
-    if any(row["predicted_gain"] is not None for row in rows):
+    return said + _gains(rows)
+
+
+def _gains(rows: Sequence[Row]) -> list[str]:
+    """What the two figures are, and why one may be above the other."""
+    compared = [row for row in rows if row["predicted_gain"] is not None]
+    if not compared:
+        return []
+    bases = " or ".join(dict.fromkeys(row["baseline"] for row in compared))
+    said = [
+        f"gain: tokens/s of decoding against {bases} (? not resolved in {_rounds(rows)}); bytes "
+        "allow: the most that moving fewer bytes, or sharing the weights' among more sequences, "
+        "gives at equal bandwidth."
+    ]
+    beyond = dict.fromkeys(
+        row["cache"]
+        for row in compared
+        if (row["measured_gain_ci"] or [0])[0] > row["predicted_gain"]
+        and row["cache"] != row["baseline"]
+    )
+    if beyond:
         said.append(
-            "gain: tokens/s of a decode step against the baseline's; bytes allow: the most that "
-            "reading fewer bytes, or sharing the weights' among more sequences, can give."
+            f"{', '.join(beyond)}: more than fewer bytes give, because the baseline's attention reads "
+            "them slower or its step does other work besides."
         )
     return said
+
+
+def _rounds(rows: Sequence[Row]) -> str:
+    return counted(min(row["repeats"] for row in rows), "round")
 
 
 def _what(row: Row, env: Mapping[str, Any]) -> str:
@@ -148,13 +182,19 @@ def _growth(rows: Sequence[Row]) -> list[str]:
     contexts = next(iter(fitted.values()))["exponent_contexts"]
     parts = ", ".join(f"{cache} {row['time_exponent']:.2f}" for cache, row in fitted.items())
     end = ""
-    if "none" in fitted:
+    if "none" in fitted and _is_a_law(fitted["none"]):
         power = 1 + fitted["none"]["time_exponent"]
         end = f" Without a cache an output of n tokens therefore takes about n^{power:.1f}."
     return [
         f"A token's time grows with its context ({contexts[0]:,} to {contexts[-1]:,} tokens) to the "
         f"power of: {parts}.{end}"
     ]
+
+
+def _is_a_law(row: Row) -> bool:
+    """Whether the longest contexts grow as the whole fit says."""
+    off: float = row["time_exponent_end"] - row["time_exponent"]
+    return abs(off) <= LAW
 
 
 def _weight(rows: Sequence[Row]) -> list[str]:
@@ -190,16 +230,20 @@ def _weights_read(row: Row) -> int:
 
 
 def _batches(rows: Sequence[Row]) -> list[str]:
-    if len(rows) < 2:
-        return []
-    most, paged = rows[0], rows[1]
+    return [_batch(rows[0], paged, rows) for paged in rows[1:]]
+
+
+def _batch(most: Row, paged: Row, rows: Sequence[Row]) -> str:
     larger = paged["mean_batch"] / most["mean_batch"] if most["mean_batch"] else 1.0
-    return [
-        f"In the same {format_bytes(paged['kv_budget_bytes'])}, paging runs {paged['mean_batch']:.1f} "
-        f"sequences at a time where reservations of {most['max_model_len']:,} tokens run "
-        f"{most['mean_batch']:.1f} ({larger:.1f}×), and {paged['measured_gain']:.2f} times their "
-        "tokens/s."
-    ]
+    blocks = f" in blocks of {paged['block_size']}" if len(rows) > 2 else ""
+    speed = f"{paged['measured_gain']:.2f} times their tokens/s"
+    if not _is_resolved(paged):
+        speed += f" (not resolved in {counted(paged['repeats'], 'round')})"
+    return (
+        f"In the same {format_bytes(paged['kv_budget_bytes'])}, paging{blocks} runs "
+        f"{paged['mean_batch']:.1f} sequences at a time where reservations of "
+        f"{most['max_model_len']:,} tokens run {most['mean_batch']:.1f} ({larger:.1f}×), and {speed}."
+    )
 
 
 def charts(rows: Sequence[Row], env: Mapping[str, Any]) -> tuple[Chart, ...]:
@@ -225,6 +269,8 @@ def charts(rows: Sequence[Row], env: Mapping[str, Any]) -> tuple[Chart, ...]:
 
 
 def _same(row: Row) -> str:
+    if row["same_tokens"] and row["ties"]:
+        return f"yes, {counted(row['ties'], 'near-tie')}"
     return {True: "yes", False: "NO", None: "–"}[row["same_tokens"]]
 
 
@@ -242,6 +288,19 @@ def _share(value: float | None) -> str:
 
 def _bytes(value: int | None) -> str:
     return "–" if value is None else format_bytes(value)
+
+
+def _measured(row: Row) -> str:
+    """'1.31×', with ' ?' where the rounds do not tell it from 1."""
+    return _gain(row["measured_gain"]) + ("" if _is_resolved(row) else " ?")
+
+
+def _is_resolved(row: Row) -> bool:
+    """Whether the interval excludes 1; the baseline's own gain is 1, and none needs no interval."""
+    if row["measured_gain"] is None or row["cache"] == row["baseline"]:
+        return True
+    interval = row["measured_gain_ci"]
+    return interval is not None and not interval[0] <= 1 <= interval[1]
 
 
 def _gain(value: float | None) -> str:

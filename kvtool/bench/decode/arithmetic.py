@@ -55,15 +55,17 @@ def weights_read(plan: Blueprint, itemsize: int) -> int:
     return plan.read_parameters * itemsize
 
 
-def predicted_gain(plan: Blueprint, case: DecodeCase, itemsize: int) -> float | None:
-    """The most that the bytes allow a cache to be faster than DynamicCache at the same batch, at the
-    middle of the output. None where bytes do not decide: without a cache, or with experts."""
-    if case.cache == "none" or not plan.dense:
+def predicted_gain(plan: Blueprint, case: DecodeCase, baseline: str, itemsize: int) -> float | None:
+    """The most that moving fewer bytes makes a cache faster than the baseline at the same batch, at
+    the middle of the output, if both move them as fast. None where bytes do not decide: without a
+    cache, or with experts."""
+    if "none" in (case.cache, baseline) or not plan.dense:
         return None
-    context = middle(case)
-    weights = weights_read(plan, itemsize)
-    moved = MOVED[case.cache](plan, case, context, itemsize)
-    return (weights + _dynamic(plan, case, context, itemsize)) / (weights + moved)
+    context, weights = middle(case), weights_read(plan, itemsize)
+    ours, theirs = (
+        weights + MOVED[cache](plan, case, context, itemsize) for cache in (case.cache, baseline)
+    )
+    return theirs / ours
 
 
 def middle(case: DecodeCase) -> int:
@@ -102,8 +104,8 @@ def step_flops(plan: Blueprint, case: DecodeCase) -> int:
 def batch_gain(
     weights_bytes: int, sequence_bytes: float, batch: float, other_batch: float
 ) -> float | None:
-    """The most that the bytes allow `batch` sequences a step to be faster than `other_batch`, in
-    tokens a second: a step reads the weights once, and each sequence's cache."""
+    """The most that bytes allow `batch` sequences a step to be faster than `other_batch`, in tokens a
+    second, at equal bandwidth: a step reads the weights once, and each sequence's cache."""
     if min(batch, other_batch) <= 0:
         return None
     rate, other = (n / (weights_bytes + n * sequence_bytes) for n in (batch, other_batch))

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from kvtool.bench.decode.cuda_graph import Execution
 from kvtool.bench.decode.model import Decoder
 from kvtool.bench.decode.sessions import used_bytes
 from kvtool.bench.decode.settings import DecodeCase
@@ -30,6 +31,8 @@ MOST_BATCH_TOKENS = 8192
 SPARE_BLOCKS = 2
 """Its scheduler keeps a share of the pool free before it lets a prompt in."""
 WARM_UP_TOKENS = 3
+WAIT_S, STOP_S = 1.0, 5.0
+"""For a result before looking whether its thread still runs; for that thread's end."""
 
 
 def page_size(case: DecodeCase) -> int:
@@ -42,25 +45,25 @@ def num_blocks(case: DecodeCase) -> int:
     return case.batch * (-(-case.total_tokens // page_size(case)) + SPARE_BLOCKS)
 
 
-def time_continuous(decoder: Decoder, case: DecodeCase, ids: Tensor, repeats: int) -> Timed:
-    """The case, after a short warm-up; times come from its own time stamps."""
-    _generate(decoder, case, ids, WARM_UP_TOKENS)
-    runs = [_generate(decoder, case, ids, case.output_tokens) for _ in range(repeats)]
-    done = [one for run in runs for one in run]
+def warm_up_continuous(decoder: Decoder, case: DecodeCase, ids: Tensor) -> None:
+    """A few tokens, thrown away."""
+    _generate(decoder, case, ids, min(WARM_UP_TOKENS, case.output_tokens))
+
+
+def timed_continuous(decoder: Decoder, case: DecodeCase, ids: Tensor) -> Timed:
+    """The case run once; times come from its own time stamps."""
+    done, execution = _generate(decoder, case, ids, case.output_tokens)
     stamps = [one.timestamps for one in done]
-    walls = sorted(
-        max(one.timestamps[-1] for one in run) - min(one.created_time for one in run)
-        for run in runs
-    )
+    start = min(one.created_time for one in done)
     return Timed(
         ttft_s=tuple(one.timestamps[0] - one.created_time for one in done),
         tpot_s=tuple((times[-1] - times[0]) / (len(times) - 1) for times in stamps),
-        itl_s=tuple(b - a for times in stamps for a, b in pairwise(times)),
-        wall_s=walls[len(walls) // 2],
-        tokens=_tokens(runs[-1]),
+        gaps_s=tuple(b - a for times in stamps for a, b in pairwise(times)),
+        wall_s=max(times[-1] for times in stamps) - start,
+        tokens=_tokens(done),
         reserved_bytes=_reserved_bytes(decoder, case),
         used_bytes=used_bytes(decoder, case.batch, case.cached_tokens),
-        cuda_graph=decoder.device.startswith("cuda"),
+        execution=execution,
     )
 
 
@@ -76,31 +79,40 @@ def _reserved_bytes(decoder: Decoder, case: DecodeCase) -> int | None:
 
 def continuous_tokens(decoder: Decoder, case: DecodeCase, ids: Tensor) -> Tensor:
     """What it generates [batch, output_tokens], on the CPU."""
-    return _tokens(_generate(decoder, case, ids, case.output_tokens))
+    return _tokens(_generate(decoder, case, ids, case.output_tokens)[0])
 
 
 def _tokens(run: list[Any]) -> Tensor:
     return torch.tensor([one.generated_tokens for one in run])
 
 
-def _generate(decoder: Decoder, case: DecodeCase, ids: Tensor, output: int) -> list[Any]:
+def _generate(
+    decoder: Decoder, case: DecodeCase, ids: Tensor, output: int
+) -> tuple[list[Any], Execution]:
     """Its outputs in the order of the prompts. Raises KvtoolError if one failed."""
     from transformers import GenerationConfig
+    from transformers.generation.continuous_batching.utils import WorkloadHints
 
-    config = _config(decoder, case)
     greedy = GenerationConfig(  # type: ignore[no-untyped-call]
         max_new_tokens=output, do_sample=False, eos_token_id=-1
     )
-    with _silent_loggers():
-        found = decoder.module.generate_batch(
-            ids.tolist(),
-            generation_config=greedy,
-            continuous_batching_config=config,
-            record_timestamps=True,
-            progress_bar=False,
-        )
-    # By request: it may finish them in any order.
-    done = list(found.values())
+    hints = WorkloadHints(
+        max_prompt_length=case.prompt_tokens, max_generated_length=output, num_requests=case.batch
+    )
+    running = decoder.module.continuous_batching_context_manager(
+        generation_config=greedy,
+        continuous_batching_config=_config(decoder, case),
+        timeout=STOP_S,
+        workload_hints=hints,
+    )
+    with _silent_loggers(), torch.no_grad(), running as manager:
+        try:
+            done = _results(manager, ids.tolist(), output)
+        except BaseException:
+            # Else it would first generate what is left.
+            manager.stop(hard_stop=True, timeout=STOP_S)
+            raise
+        execution = _execution(manager)
     wrong = [one for one in done if one.error or len(one.generated_tokens) != output]
     if len(done) != case.batch or wrong:
         why = str(wrong[0].error)[:160] if wrong and wrong[0].error else "a request is not finished"
@@ -109,7 +121,28 @@ def _generate(decoder: Decoder, case: DecodeCase, ids: Tensor, output: int) -> l
             "leave `continuous` out of --cache",
             code="continuous_failed",
         )
-    return done
+    return done, execution
+
+
+def _results(manager: Any, prompts: list[list[int]], output: int) -> list[Any]:
+    """What its thread made of the prompts, in their order; fewer if the thread has ended."""
+    names = manager.add_requests(inputs=prompts, max_new_tokens=output, record_timestamps=True)
+    done: dict[str, Any] = {}
+    while len(done) < len(prompts):
+        result = manager.get_result(timeout=WAIT_S)
+        if result is None and not manager.is_running():
+            break
+        if result is not None and result.is_finished():
+            done[result.request_id] = result
+    return [done[name] for name in names if name in done]
+
+
+def _execution(manager: Any) -> Execution:
+    """Whether it replays its steps, as it has decided itself for both of its paths."""
+    decided = getattr(manager.continuous_batching_config, "use_cuda_graph", None)
+    flags = set(decided) if isinstance(decided, tuple) else {decided}
+    flag = flags.pop() if len(flags) == 1 else None
+    return Execution(flag if isinstance(flag, bool) else None)
 
 
 def _config(decoder: Decoder, case: DecodeCase) -> Any:

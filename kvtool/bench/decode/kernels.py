@@ -35,8 +35,8 @@ class Seen:
 Paged = Callable[[Tensor, Tensor, Tensor, Tensor, Seen], Tensor]
 """(queries [batch, query_heads, head_dim], k_cache, v_cache, block_table, seen) → like queries."""
 
-Contiguous = Callable[[Tensor, Tensor, Tensor, Seen], Tensor]
-"""The same, where a block is a sequence: (queries, k, v, seen)."""
+Contiguous = Paged
+"""The same, where a block is a sequence's reservation and its table one entry, the lane."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +49,8 @@ class Kernels:
     store: Store
     paged: Paged
     contiguous: Contiguous
+    in_order: bool
+    """Whether `contiguous` takes the lanes 0, 1, … alone; `store` then skips slots below 0."""
 
 
 def kernels_for(device: str, threads: int = 1) -> Kernels:
@@ -57,7 +59,8 @@ def kernels_for(device: str, threads: int = 1) -> Kernels:
 
 
 def cpu_kernels(threads: int) -> Kernels:
-    """kvtool/bench/cpu_attention.py, on the memory of torch's tensors."""
+    """kvtool/bench/cpu/attention.py, on the memory of torch's tensors. Its contiguous kernel is the
+    paged one with a block a sequence, so that it takes lanes in any order."""
     from kvtool.bench.cpu import attention as cpu_attention
 
     def paged(q: Tensor, k: Tensor, v: Tensor, table: Tensor, seen: Seen) -> Tensor:
@@ -68,16 +71,13 @@ def cpu_kernels(threads: int) -> Kernels:
         )  # fmt: skip
         return torch.from_numpy(out).to(q.dtype)
 
-    def contiguous(q: Tensor, k: Tensor, v: Tensor, seen: Seen) -> Tensor:
-        queries, out, lse = _results(q)
-        cpu_attention.contiguous_decode(
-            queries, _array(k), _array(v), seen.lengths.numpy(), out, lse,
-            scale=seen.scale, window=seen.window, threads=threads,
-        )  # fmt: skip
-        return torch.from_numpy(out).to(q.dtype)
-
     return Kernels(
-        name="numba", tokens_first=False, store=store, paged=paged, contiguous=contiguous
+        name="numba",
+        tokens_first=False,
+        store=store,
+        paged=paged,
+        contiguous=paged,
+        in_order=False,
     )
 
 
@@ -97,12 +97,19 @@ def gpu_kernels() -> Kernels:
         out, _ = paged_decode(q, k, v, table, seen.lengths, **_options(seen))
         return torch.as_tensor(out)
 
-    def contiguous(q: Tensor, k: Tensor, v: Tensor, seen: Seen) -> Tensor:
-        k, v = k.permute(0, 2, 1, 3), v.permute(0, 2, 1, 3)
+    def contiguous(q: Tensor, k: Tensor, v: Tensor, table: Tensor, seen: Seen) -> Tensor:
+        k, v = (one[: len(q)].permute(0, 2, 1, 3) for one in (k, v))
         out, _ = contiguous_decode(q, k, v, seen.lengths, **_options(seen))
         return torch.as_tensor(out)
 
-    return Kernels(name="triton", tokens_first=True, store=put, paged=paged, contiguous=contiguous)
+    return Kernels(
+        name="triton",
+        tokens_first=True,
+        store=put,
+        paged=paged,
+        contiguous=contiguous,
+        in_order=True,
+    )
 
 
 def store(keys: Tensor, values: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:

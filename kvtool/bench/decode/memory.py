@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 from kvtool.bench.decode.blueprint import Blueprint
 from kvtool.bench.decode.settings import DecodeCase, ModelChoice
 from kvtool.bench.device import free_memory
@@ -19,6 +21,25 @@ def available_bytes(device: str) -> int:
         torch.cuda.empty_cache()  # what torch keeps for later is free too
         return int(torch.cuda.mem_get_info(device)[0])
     return free_memory()
+
+
+def forget_peak(device: str) -> None:
+    """Count the GPU's peak from here on, with nothing left of what ran before."""
+    if device.startswith("cuda"):
+        import torch
+
+        gc.collect()  # what stands in a cycle
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_bytes(device: str) -> int | None:
+    """The most that torch has held on the GPU since then; a CPU does not tell."""
+    if not device.startswith("cuda"):
+        return None
+    import torch
+
+    return int(torch.cuda.max_memory_allocated(device))
 
 
 def case_bytes(plan: Blueprint, case: DecodeCase, item_bytes: int) -> dict[str, int]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -122,17 +121,8 @@ def _decode(step: Step, layer: int, query: Tensor, scale: float) -> Tensor:
         scale=scale,
         window=store.heads.windows[layer],
     )
-    if not store.contiguous:
-        return store.kernels.paged(query, k_cache, v_cache, step.block_table, seen)
-    if step.lanes is None:
-        return store.kernels.contiguous(query, k_cache, v_cache, seen)
-    spread = query.new_zeros((store.pool.num_blocks, *query.shape[1:]))
-    spread[step.lanes] = query
-    lengths = step.lengths.new_zeros(store.pool.num_blocks)
-    lengths[step.lanes] = step.lengths
-    return store.kernels.contiguous(spread, k_cache, v_cache, replace(seen, lengths=lengths))[
-        step.lanes
-    ]
+    kernel = store.kernels.contiguous if store.contiguous else store.kernels.paged
+    return kernel(query, k_cache, v_cache, step.block_table, seen)
 
 
 AttentionInterface.register(KEY, attention)

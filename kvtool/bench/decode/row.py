@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvtool.bench.decode import arithmetic
 from kvtool.bench.decode.continuous import page_size
+from kvtool.bench.decode.gain import gain
 from kvtool.bench.decode.model import Decoder
 from kvtool.bench.decode.sessions import Setting
 from kvtool.bench.decode.settings import ROW, Advance, DecodeCase, DecodeRun, Roofs
 from kvtool.bench.decode.trial import Timed
 from kvtool.run import Row
-from kvtool.stats import quantile
+from kvtool.stats import median, quantile
+
+Runs = Mapping[DecodeCase, Sequence[Timed]]
+"""Of each case of one shape, a run in each round; none is without any."""
+
+BASELINES = {"cpu": ("dynamic",), "cuda": ("contiguous", "dynamic")}
+"""What gains are against. On a GPU ours is a graph, which transformers' dynamic cache cannot be."""
 
 LARGEST_READ = 2**30
 """Bytes read for the roof: beyond that it no longer changes."""
@@ -36,28 +44,66 @@ class Bench:
         return self.measured.get(size)
 
 
-def uniform_row(bench: Bench, case: DecodeCase, found: Timed, baseline: Timed | None) -> Row:
-    decoder, plan = bench.setting.decoder, bench.setting.decoder.plan
-    gap = quantile(found.itl_s, 0.5) if found.itl_s else None
-    base = quantile(baseline.itl_s, 0.5) if baseline is not None else None
+def uniform_row(bench: Bench, case: DecodeCase, runs: Runs) -> Row:
+    """The row of a case, of all its runs; `runs` are those of its rivals too."""
+    found = runs[case]
+    ttft, tpot, gaps = (
+        [value for one in found for value in getattr(one, name)]
+        for name in ("ttft_s", "tpot_s", "gaps_s")
+    )
+    wall, gap = median([one.wall_s for one in found]), median(gaps)
+    last, peaks = found[-1], [one.peak_bytes for one in found if one.peak_bytes is not None]
     return ROW | {
-        **_inputs(decoder, case),
-        "ttft_s": quantile(found.ttft_s, 0.5) if found.ttft_s else None,
-        "tpot_s_p50": quantile(found.tpot_s, 0.5) if found.tpot_s else None,
-        "tpot_s_p99": quantile(found.tpot_s, 0.99) if found.tpot_s else None,
+        **_inputs(bench.setting.decoder, case),
+        "repeats": len(found),
+        "ttft_s": median(ttft),
+        "tpot_s_p50": median(tpot),
+        "tpot_s_p99": p99(tpot),
         "itl_s_p50": gap,
-        "itl_s_p99": quantile(found.itl_s, 0.99) if found.itl_s else None,
-        "output_tokens_per_s": case.batch * case.output_tokens / found.wall_s,
-        "decode_tokens_per_s": case.batch / gap if gap else None,
-        "kv_reserved_bytes": found.reserved_bytes,
-        "kv_used_bytes": found.used_bytes,
-        "wall_s": found.wall_s,
-        **_shares(bench, case, found, gap),
-        "baseline": None if baseline is None else "dynamic",
-        "predicted_gain": arithmetic.predicted_gain(plan, case, decoder.dtype.itemsize),
-        "measured_gain": base / gap if base and gap else None,
-        "cuda_graph": found.cuda_graph,
+        "itl_s_p99": p99(gaps),
+        "output_tokens_per_s": case.batch * case.output_tokens / wall,
+        "decode_tokens_per_s": case.batch / gap,
+        "kv_reserved_bytes": last.reserved_bytes,
+        "kv_used_bytes": last.used_bytes,
+        "peak_bytes": max(peaks, default=None),
+        "wall_s": wall,
+        **_shares(bench, case, median(ttft), gap),
+        **_gains(bench.setting.decoder, case, runs),
+        "cuda_graph": last.execution.is_graph,
+        "graph_error": last.execution.error,
     }
+
+
+def p99(times: Sequence[float]) -> float | None:
+    """What one in a hundred takes at the least; None of fewer than 3."""
+    return quantile(times, 0.99) if len(times) > 2 else None
+
+
+def _gains(decoder: Decoder, case: DecodeCase, runs: Runs) -> Row:
+    """Against the baseline, the median step of each round: the most that bytes allow, and measured."""
+    baseline = _baseline(case, runs, BASELINES[decoder.device.partition(":")[0]])
+    if baseline is None:
+        return {}
+    theirs, ours = ([median(one.gaps_s) for one in runs[each]] for each in (baseline, case))
+    measured, interval = gain(theirs, ours)
+    return {
+        "baseline": baseline.cache,
+        "predicted_gain": arithmetic.predicted_gain(
+            decoder.plan, case, baseline.cache, decoder.dtype.itemsize
+        ),
+        "measured_gain": measured,
+        "measured_gain_ci": interval,
+    }
+
+
+def _baseline(case: DecodeCase, runs: Runs, names: Sequence[str]) -> DecodeCase | None:
+    """The first that was run as the case was, as a graph or not."""
+    graph = runs[case][-1].execution.is_graph
+    for name in names if graph is not None else ():
+        for other, found in runs.items():
+            if other.cache == name and found[-1].execution.is_graph == graph:
+                return other
+    return None
 
 
 def _inputs(decoder: Decoder, case: DecodeCase) -> Row:
@@ -89,11 +135,10 @@ def model_inputs(decoder: Decoder) -> Row:
     }
 
 
-def _shares(bench: Bench, case: DecodeCase, found: Timed, gap: float | None) -> Row:
+def _shares(bench: Bench, case: DecodeCase, first: float, gap: float) -> Row:
     """FLOP and bandwidth of each phase as shares of what this device reaches, measured."""
     decoder, plan = bench.setting.decoder, bench.setting.decoder.plan
     item, dense = decoder.dtype.itemsize, decoder.plan.dense
-    first = quantile(found.ttft_s, 0.5) if found.ttft_s else None
     weights = arithmetic.weights_read(plan, item)
     cache = arithmetic.useful_cache_bytes(plan, case, arithmetic.middle(case), item)
     step_bytes = weights + (0 if case.cache == "none" else cache)
@@ -114,6 +159,6 @@ def _shares(bench: Bench, case: DecodeCase, found: Timed, gap: float | None) -> 
     }
 
 
-def _share(amount: int, seconds: float | None, roof: float | None) -> float | None:
+def _share(amount: int, seconds: float, roof: float | None) -> float | None:
     """What was done a second, as a share of the roof."""
-    return amount / seconds / roof if seconds and roof else None
+    return amount / seconds / roof if roof else None

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from kvtool import live
-from kvtool.bench.decode.cuda_graph import Replay
+from kvtool.bench.decode.cuda_graph import EAGER, Execution, Replay
 from kvtool.bench.decode.kernels import Kernels
 from kvtool.bench.decode.kv_store import KvStore
 from kvtool.bench.decode.model import Decoder, forward
@@ -33,7 +33,7 @@ class Session:
     step: Callable[[Tensor], Tensor]
     held: Callable[[], tuple[int, int]]
     record: Callable[[Tensor], None] = lambda tokens: None
-    is_graph: Callable[[], bool] = lambda: False
+    execution: Callable[[], Execution] = lambda: EAGER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +99,11 @@ def _static(setting: Setting, case: DecodeCase) -> Session:
     given = {decoder.cache_name: cache, "use_cache": True}
     place = torch.zeros((1, 1), dtype=torch.long, device=decoder.device)
     ids = torch.zeros((case.batch, 1), dtype=torch.long, device=decoder.device)
+    countable = not setting.cuda_graph or _counts_on_device(cache)
     replay = Replay(
         lambda: forward(decoder, ids, position_ids=place, **given),
         lambda: _rewind(cache, position),
-        wanted=setting.cuda_graph and _counts_on_device(cache),
+        wanted=setting.cuda_graph and countable,
     )
 
     def place_input(tokens: Tensor) -> None:
@@ -125,8 +126,11 @@ def _static(setting: Setting, case: DecodeCase) -> Session:
         step=step,
         held=lambda: (_held_bytes(cache), used_bytes(decoder, case.batch, position)),
         record=record,
-        is_graph=lambda: replay.is_graph,
+        execution=lambda: replay.execution if countable else COUNTED,
     )
+
+
+COUNTED = Execution(False, "transformers counts the tokens of a sliding layer in Python")
 
 
 def _counts_on_device(cache: Any) -> bool:
@@ -194,7 +198,11 @@ def _on_blocks(setting: Setting, case: DecodeCase, store: KvStore) -> Session:
         return store.held_bytes, used
 
     return Session(
-        prefill=prefill, step=step, held=held, record=record, is_graph=lambda: stepping.is_graph
+        prefill=prefill,
+        step=step,
+        held=held,
+        record=record,
+        execution=lambda: stepping.execution,
     )
 
 

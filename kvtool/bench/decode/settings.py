@@ -109,12 +109,11 @@ def decode_cases(
     block_sizes: tuple[int, ...] = (16,),
     *,
     max_tokens: int | None = None,
-    all_batches: bool = False,
 ) -> tuple[DecodeCase, ...]:
     """The product, in the order in which it is run: caches innermost, so that rivals run together.
 
-    `none` costs the square of the length for each sequence: it is run at the smallest batch only,
-    unless `all_batches`. Only `paged` and `continuous` have a block size to vary.
+    `none` costs the square of the length for each sequence: it is run at the smallest batch only.
+    Only `paged` and `continuous` have a block size to vary.
     """
     return tuple(
         DecodeCase(
@@ -129,9 +128,14 @@ def decode_cases(
         for output in outputs
         for batch in batches
         for cache in caches
-        if all_batches or cache != "none" or batch == min(batches)
+        if cache != "none" or batch == min(batches)
         for block_size in (block_sizes if cache in ("paged", "continuous") else block_sizes[:1])
     )
+
+
+CPU_CONTEXTS = (128, 256, 512, 1024)
+GPU_CONTEXTS = (1024, 2048, 4096, 8192, 16384)
+"""Where the growth of a token's time is fitted. On a GPU shorter ones take the time of the launches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,12 +145,13 @@ class DecodeRun:
     cases: tuple[DecodeCase, ...]
     threads: int = 1
     """CPU threads, of torch and of our kernels."""
-    repeats: int = 1
+    repeats: int = 3
+    """Rounds over the caches of a shape, each with a run of every one."""
     check_layers: int = 4
     """If the dtype is not fp32, greedy tokens are compared in an fp32 model of so many layers."""
     cuda_graph: bool = True
     """Our caches' decode step as one CUDA graph, where there is CUDA."""
-    exponent_contexts: tuple[int, ...] = (128, 256, 512, 1024)
+    exponent_contexts: tuple[int, ...] = CPU_CONTEXTS
     """Contexts at which one token of one sequence is timed, for the law of growth; (): not fitted."""
     seed: int = 0
 
@@ -159,18 +164,21 @@ class RaggedRun:
     kv_budget_bytes: int
     max_model_len: int
     """What contiguous-max reserves for each sequence."""
-    block_size: int = 16
+    block_sizes: tuple[int, ...] = (16,)
     samples: int = 1
     """Sequences a request; they share their prompt's blocks and differ from their first token on."""
     max_batch: int = 256
     threads: int = 1
+    repeats: int = 3
+    """Rounds, each with a run of every cache."""
     check_requests: int = 8
     """Requests whose tokens are compared with a run of their own; 0: none."""
     check_layers: int = 4
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_block_size(self.block_size)
+        for size in self.block_sizes:
+            check_block_size(size)
         if not len(self.requests) or self.samples < 1 or self.max_batch < self.samples:
             raise usage_error(
                 "there is nothing to batch",
@@ -231,14 +239,15 @@ ROW: dict[str, Any] = dict.fromkeys(
     (
         "run", "model", "cache", "device", "batch", "prompt_tokens", "output_tokens", "block_size",
         "max_model_len", "requests", "samples", "dtype", "layers", "weights", "num_parameters",
-        "weights_bytes", "bytes_per_token", "kv_budget_bytes", "num_blocks", "ttft_s",
+        "weights_bytes", "bytes_per_token", "kv_budget_bytes", "num_blocks", "repeats", "ttft_s",
         "tpot_s_p50", "tpot_s_p99", "itl_s_p50", "itl_s_p99", "output_tokens_per_s",
         "decode_tokens_per_s", "wall_s", "kv_reserved_bytes", "kv_used_bytes", "peak_bytes",
         "step_bytes", "step_flops", "mfu_prefill", "mfu_decode", "mbu_prefill", "mbu",
         "matmul_peak_flops", "read_roof_bytes_per_s", "mean_batch", "peak_batch", "steps",
         "preemptions", "recomputed_tokens", "shared_blocks", "copied_blocks", "same_tokens",
-        "checked_sequences", "baseline", "predicted_gain", "measured_gain", "time_exponent",
-        "exponent_contexts", "cuda_graph",
+        "ties", "checked_sequences", "baseline", "predicted_gain", "measured_gain",
+        "measured_gain_ci", "time_exponent", "time_exponent_end", "exponent_contexts", "cuda_graph",
+        "graph_error",
     )
 )  # fmt: skip
 """Every key of a row, in order; null is what a run of that kind does not have or does not know."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from kvtool.bench.decode.cuda_graph import Replay
+from kvtool.bench.decode.cuda_graph import EAGER, Execution, Replay
 from kvtool.bench.decode.kv_step import Step, decode_step, prefill_step
 from kvtool.bench.decode.kv_store import KvStore
 from kvtool.bench.decode.model import Decoder, forward
@@ -25,8 +25,9 @@ def attend(decoder: Decoder, key: str) -> None:
 class Stepping:
     """Forward passes of a model over a store. Slots must be there: allocate and append come first.
 
-    With `cuda_graph` the decode step of one batch is recorded once and replayed; the tensors that it
-    reads are written to in place, so the block table has room for `max_tokens`.
+    Every decode step is cut for `max_tokens`, whatever its own longest sequence: a kernel then is
+    the same at every step. With `cuda_graph` the decode step of one batch is recorded once and
+    replayed; the tensors that it reads are written to in place.
     """
 
     def __init__(
@@ -43,13 +44,13 @@ class Stepping:
         self._replay: Replay | None = None
 
     @property
-    def is_graph(self) -> bool:
+    def execution(self) -> Execution:
         """Whether decode steps are replayed."""
-        return self._replay is not None and self._replay.is_graph
+        return EAGER if self._replay is None else self._replay.execution
 
     def prefill(self, sequences: Sequence[Any], ids: Tensor) -> Tensor:
         """Greedy tokens [batch] after whole prompts of equal length [batch, tokens]."""
-        return self._run(prefill_step(self.store, sequences), ids, None)
+        return _run(self.decoder, self.cache, prefill_step(self.store, sequences), ids)
 
     def logits(self, sequence: Any, ids: Tensor) -> Tensor:
         """Logits [vocabulary] after one prompt [1, tokens]."""
@@ -61,11 +62,15 @@ class Stepping:
 
     def step(self, sequences: Sequence[Any], tokens: Tensor) -> Tensor:
         """The next tokens [batch] after one of each sequence [batch]."""
-        if not self._graph:
-            step = decode_step(self.store, sequences)
-            return self._run(step, tokens[:, None], step.lengths)
-        found: Tensor = self._placed(sequences, tokens)()
-        return found
+        if self._graph:
+            found: Tensor = self._placed(sequences, tokens)()
+            return found
+        step = decode_step(self.store, sequences, max_context=self._max_tokens)
+        if step.lanes is None:
+            return _run(self.decoder, self.cache, step, tokens[:, None])
+        ids = tokens.new_zeros((len(step.slots), 1))
+        ids[step.lanes, 0] = tokens
+        return _run(self.decoder, self.cache, step, ids)[step.lanes]
 
     def record(self, sequences: Sequence[Any], tokens: Tensor) -> None:
         """Record the decode step that comes next; its slots must be there."""
@@ -74,14 +79,12 @@ class Stepping:
 
     def _placed(self, sequences: Sequence[Any], tokens: Tensor) -> Replay:
         """What replays a step, its input in place."""
-        new = decode_step(self.store, sequences, width=self._width)
-        new = replace(new, max_context=self._max_tokens)
+        new = decode_step(self.store, sequences, max_context=self._max_tokens, width=self._width)
+        assert new.lanes is None, "a batch that is replayed takes the lanes in order"
         if self._fixed is None or self._replay is None:
-            fixed = new, tokens[:, None].clone()
-            self._fixed = fixed
-            self._replay = Replay(
-                lambda: self._run(fixed[0], fixed[1], fixed[0].lengths), lambda: None, wanted=True
-            )
+            fixed = self._fixed = new, tokens[:, None].clone()
+            run = partial(_run, self.decoder, self.cache, *fixed)
+            self._replay = Replay(run, lambda: None, wanted=True)
         old, ids = self._fixed
         for target, source in (
             (old.slots, new.slots),
@@ -94,9 +97,14 @@ class Stepping:
             target.copy_(source)
         return self._replay
 
-    def _run(self, step: Step, ids: Tensor, lengths: Tensor | None) -> Tensor:
-        given: dict[str, Any] = {self.decoder.cache_name: self.cache}
-        if lengths is not None:
-            given["position_ids"] = (lengths.long() - 1)[:, None]
-        with self.cache.running(step):
-            return forward(self.decoder, ids, use_cache=True, **given)
+
+def _run(decoder: Decoder, cache: PagedCache, step: Step, ids: Tensor) -> Tensor:
+    """Greedy tokens [batch] of one step; no method, so that a Replay of it holds no Stepping."""
+    given: dict[str, Any] = {decoder.cache_name: cache}
+    if step.lengths is not None:
+        positions = step.lengths.long() - 1
+        given["position_ids"] = (positions if step.lanes is None else positions.clamp(min=0))[
+            :, None
+        ]
+    with cache.running(step):
+        return forward(decoder, ids, use_cache=True, **given)

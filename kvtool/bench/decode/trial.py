@@ -2,40 +2,40 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from kvtool.bench.decode.model import prompts
+from kvtool.bench.decode.cuda_graph import Execution
 from kvtool.bench.decode.sessions import Setting, open_session
-from kvtool.bench.decode.settings import Advance, DecodeCase
+from kvtool.bench.decode.settings import DecodeCase
 
 Tensor = torch.Tensor
 
 WARM_UP_STEPS = 2
-FIT_SAMPLES = 3
-"""Steps timed at each context for the exponent; the fastest counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """What a run took, and what it generated: `tokens` [batch, output_tokens], on the CPU."""
+    """What one run took, and what it generated; the cache is free again.
+
+    `tokens` [batch, output_tokens], on the CPU.
+    """
 
     ttft_s: tuple[float, ...]
-    """Time to the first token of each repeat or, with continuous batching, of each request."""
+    """Time to the first token; with continuous batching of each request."""
     tpot_s: tuple[float, ...]
-    """(end-to-end − TTFT) / (output − 1) of each repeat or request."""
-    itl_s: tuple[float, ...]
+    """(end-to-end − TTFT) / (output − 1), likewise."""
+    gaps_s: tuple[float, ...]
     """Every gap between two tokens."""
     wall_s: float
-    """From the first prefill to the last token, of one repeat."""
+    """From the prefill to the last token."""
     tokens: Tensor
     reserved_bytes: int | None
     used_bytes: int
-    cuda_graph: bool
+    execution: Execution
+    peak_bytes: int | None = None
 
 
 def synchronize(device: str) -> None:
@@ -54,38 +54,8 @@ def warm_up(setting: Setting, case: DecodeCase, ids: Tensor) -> None:
     synchronize(setting.decoder.device)
 
 
-def timed(setting: Setting, case: DecodeCase, ids: Tensor, repeats: int, advance: Advance) -> Timed:
-    """The case run `repeats` times, each with a cache of its own."""
-    runs = []
-    for number in range(repeats):
-        runs.append(_once(setting, case, ids))
-        advance(f"{case.cache}, batch {case.batch}: run {number + 1} of {repeats}")
-    last = runs[-1]
-    totals = sorted(one.ttft_s + sum(one.gaps_s) for one in runs)
-    return Timed(
-        ttft_s=tuple(one.ttft_s for one in runs),
-        tpot_s=tuple(sum(one.gaps_s) / len(one.gaps_s) for one in runs),
-        itl_s=tuple(gap for one in runs for gap in one.gaps_s),
-        wall_s=totals[len(totals) // 2],
-        tokens=last.tokens,
-        reserved_bytes=last.held_bytes[0],
-        used_bytes=last.held_bytes[1],
-        cuda_graph=last.cuda_graph,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Once:
-    """One repeat, without the session: its cache is free again."""
-
-    ttft_s: float
-    gaps_s: tuple[float, ...]
-    tokens: Tensor
-    held_bytes: tuple[int, int]
-    cuda_graph: bool
-
-
-def _once(setting: Setting, case: DecodeCase, ids: Tensor) -> _Once:
+def timed(setting: Setting, case: DecodeCase, ids: Tensor) -> Timed:
+    """The case run once, with a cache of its own."""
     device = setting.decoder.device
     session = open_session(setting, case)
     synchronize(device)
@@ -100,12 +70,16 @@ def _once(setting: Setting, case: DecodeCase, ids: Tensor) -> _Once:
         out.append(session.step(out[-1]))
         synchronize(device)
         gaps.append(time.perf_counter() - clock)
-    return _Once(
-        ttft_s=first,
+    reserved, used = session.held()
+    return Timed(
+        ttft_s=(first,),
+        tpot_s=(sum(gaps) / len(gaps),),
         gaps_s=tuple(gaps),
+        wall_s=first + sum(gaps),
         tokens=torch.stack(out, 1).cpu(),
-        held_bytes=session.held(),
-        cuda_graph=session.is_graph(),
+        reserved_bytes=reserved,
+        used_bytes=used,
+        execution=session.execution(),
     )
 
 
@@ -117,45 +91,3 @@ def greedy_tokens(setting: Setting, case: DecodeCase, ids: Tensor) -> Tensor:
     for _ in range(case.output_tokens - 1):
         out.append(session.step(out[-1]))
     return torch.stack(out, 1).cpu()
-
-
-def time_exponent(
-    setting: Setting, case: DecodeCase, contexts: Sequence[int], seed: int = 0
-) -> float | None:
-    """How the time of one token of one sequence grows with its context: time ∝ context^exponent.
-
-    Near 1 where everything is computed again, so that a whole output costs the square; near 0 with a
-    cache, until reading the cache outweighs reading the weights.
-    """
-    device, times = setting.decoder.device, []
-    for context in contexts:
-        one = replace(
-            case,
-            batch=1,
-            prompt_tokens=context - 1,
-            output_tokens=FIT_SAMPLES + 1,
-            max_tokens=None,
-        )
-        session = open_session(setting, one)
-        tokens = session.prefill(prompts(setting.decoder, 1, one.prompt_tokens, seed))
-        session.record(tokens)
-        samples = []
-        for _ in range(FIT_SAMPLES):
-            synchronize(device)
-            clock = time.perf_counter()
-            tokens = session.step(tokens)
-            synchronize(device)
-            samples.append(time.perf_counter() - clock)
-        times.append(min(samples))
-    return log_slope(contexts, times)
-
-
-def log_slope(lengths: Sequence[float], times: Sequence[float]) -> float | None:
-    """The exponent of a power law, by least squares on logarithms; None with fewer than 3 points."""
-    if len(lengths) < 3 or min(times) <= 0:
-        return None
-    x = [math.log(one) for one in lengths]
-    y = [math.log(one) for one in times]
-    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    spread = sum((one - mean_x) ** 2 for one in x)
-    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread
