@@ -103,12 +103,12 @@ def test_a_hit_is_a_prefix_that_was_seen_and_leaves_a_token(
 
 
 @FEW
-@given(traces(), st.integers(1, 12), st.sampled_from((HASH, RADIX)))
-def test_a_request_larger_than_the_cache_changes_nothing(
-    requests: HashedRequests, size: int, index: str
+@given(traces(), st.integers(1, 12))
+def test_a_request_larger_than_the_pool_changes_nothing(
+    requests: HashedRequests, size: int
 ) -> None:
     most = int(requests.prompt_tokens.max())
-    cache = Cache(capacity_blocks=-(-most // size), block_size=size, index=index)
+    cache = Cache(capacity_blocks=-(-most // size), block_size=size)
     blocks = list(range(100, 100 + 2 * most + size))
     tokens = cache.capacity_tokens + 1
     large = hashed([(blocks[: -(-tokens // requests.block_size)], tokens)], requests.block_size)
@@ -125,6 +125,16 @@ def test_a_request_larger_than_the_cache_changes_nothing(
     assert (one.hit_tokens, one.evicted_blocks, one.cached_blocks) == (
         two.hit_tokens, two.evicted_blocks, two.cached_blocks,
     )  # fmt: skip
+
+
+def test_a_request_larger_than_the_tree_leaves_what_it_found() -> None:
+    # SGLang evicts before it allocates, and only then sees that there is no room.
+    small, large = [([1, 2], 2), ([5, 6], 2)], [([1, 2, 7, 8, 9], 5)]
+    cache = Cache(capacity_blocks=4, block_size=1, index=RADIX)
+    result = replay(cache, [hashed(small + large + small, 1)], with_hits=True)
+    assert result.hits is not None
+    assert result.hits.tolist() == [0, 0, -1, 1, 0]
+    assert (result.evicted_leaves, result.rejected) == (1, 1)
 
 
 def test_names_mean_nothing_without_what_comes_before() -> None:

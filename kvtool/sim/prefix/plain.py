@@ -62,25 +62,26 @@ def replay_index(cache: Cache, index: BlockIndex, requests: Sequence[Request]) -
 
 
 def replay_tree(cache: Cache, tree: RadixTree, requests: Sequence[Request]) -> PrefixResult:
-    """SGLang: match and lock; make room for the prompt, then the output; insert and unlock."""
+    """SGLang: match and lock; make room for the prompt, then the output; insert and unlock.
+
+    A request larger than the cache is rejected once there is no room: with all evicted that can be.
+    """
     size = cache.block_size
     hits: list[int] = []
     evicted_tokens = evicted_leaves = 0
     for prompt, output in requests:
         tokens = prompt + output
-        if -(-len(tokens) // size) > cache.capacity_blocks:
-            hits.append(-1)
-            continue
         match = tree.match(prompt[:-1])
         tree.lock(match.node)
-        hits.append(match.length)
-        for part in (prompt, tokens):
+        fits = -(-len(tokens) // size) <= cache.capacity_blocks
+        for part in (prompt, tokens) if fits else (tokens,):
             wanted = -(-len(part) // size) * size - match.length
-            free = cache.capacity_tokens - tree.num_tokens
-            gone = tree.evict(wanted - free)
+            gone = tree.evict(wanted - (cache.capacity_tokens - tree.num_tokens))
             evicted_leaves += len(gone)
             evicted_tokens += sum(len(node.tokens) for node in gone)
-        tree.insert(tokens)
+        if fits:
+            tree.insert(tokens)
+        hits.append(match.length if fits else -1)
         tree.unlock(match.node)
     cached = tree.num_tokens // size
     return _result(requests, hits, evicted_tokens // size, evicted_leaves, cached)

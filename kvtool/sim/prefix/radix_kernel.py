@@ -45,26 +45,29 @@ def replay_radix(
         held = length + outputs[request]
         tree.requests += 1
         tree.queried += length
-        if blocks_for(held, size) * size > tree.capacity:
-            tree.rejected += 1
-            if len(hits) > 0:
-                hits[request] = NONE
-            continue
         first = starts[request]
         limit = max(0, length - 1) // size  # the last token is always computed
         cached = num_cached(tree, nodes, owner, keys, first, 0, limit)
         at = match(tree, nodes, owner, keys, first, cached * size)
-        tree.hit_tokens += cached * size
-        if len(hits) > 0:
-            hits[request] = cached * size
         tree.locked = at
         if nodes[at].place >= 0:
             remove(tree, nodes, at)
-        wanted = blocks_for(length, size) * size - cached * size
-        evict(tree, nodes, owner, parent_key, wanted - tree.capacity + tree.held)
+        room = tree.capacity - tree.held + cached * size
+        wanted = blocks_for(held, size) * size
+        if wanted > tree.capacity:  # found out only when all is gone that can go
+            evict(tree, nodes, owner, parent_key, wanted - room)
+            unlock(tree, nodes, at)
+            tree.rejected += 1
+            if len(hits) > 0:
+                hits[request] = NONE
+            continue
+        tree.hit_tokens += cached * size
+        if len(hits) > 0:
+            hits[request] = cached * size
+        evict(tree, nodes, owner, parent_key, blocks_for(length, size) * size - room)
         if held > length:
-            wanted = blocks_for(held, size) * size - cached * size
-            evict(tree, nodes, owner, parent_key, wanted - tree.capacity + tree.held)
+            room = tree.capacity - tree.held + cached * size
+            evict(tree, nodes, owner, parent_key, wanted - room)
         insert(tree, nodes, owner, keys, first, at, cached, length, held)
 
 
@@ -78,6 +81,14 @@ def blocks_for(length: int, size: int) -> int:
 def key_at(tree: Any, keys: Any, first: int, block: int) -> int:
     """The key that a block of a prompt belongs to."""
     return keys[first + ((block + 1) * tree.size - 1) // tree.trace_size]
+
+
+@part
+def unlock(tree: Any, nodes: Any, at: int) -> None:
+    """The path that was in use ends here: if it is a leaf, it can be evicted again."""
+    tree.locked = ROOT
+    if at != ROOT and nodes[at].children == 0 and nodes[at].place < 0:
+        enter(tree, nodes, at)
 
 
 @part
@@ -239,11 +250,13 @@ def insert(
     else:  # the block of the last token is there too: the path goes on
         cached = there
         at = last_node(tree, nodes, owner, keys, first, cached * size)
-        stamp(tree, nodes, at, now, 1)
-        if nodes[at].end > cached * size:
-            nodes[at].hits -= 1  # it is the new node above it that was hit
+        hit = at
+        if nodes[at].end > cached * size:  # the rest is stamped, but it is the new node that is hit
+            stamp(tree, nodes, at, now, 0)
             at = split(tree, nodes, owner, keys, first, at, cached * size)
             nodes[at].hits += 1
+            hit = nodes[at].parent
+        stamp(tree, nodes, hit, now, 1)
     if full > cached * size:
         start = cached * size
         key = _wide(keys[first + (named - 1) // tree.trace_size]) if named > start else NONE
@@ -255,8 +268,8 @@ def insert(
         tree.held += full - start
         own(tree, owner, keys, first, cached, length // size, leaf)
         enter(tree, nodes, leaf)
-    elif at != ROOT and nodes[at].children == 0 and nodes[at].place < 0:
-        enter(tree, nodes, at)
+    else:
+        unlock(tree, nodes, at)
 
 
 @part

@@ -26,7 +26,8 @@ class PrefixResult:
 
     requests: int
     rejected: int
-    """Larger than the cache: nothing is looked up, nothing changes."""
+    """Larger than the cache: no hits. vLLM then leaves the cache as it is; SGLang finds out when all is
+    evicted that nobody uses."""
     queried_tokens: int
     hit_tokens: int
     evicted_blocks: int
