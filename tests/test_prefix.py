@@ -12,6 +12,7 @@ from prefix_cases import caches, cut_up, hashed, traces
 
 from kvtool.sim.prefix import replay as driver
 from kvtool.sim.prefix.block_index import BlockIndex
+from kvtool.sim.prefix.grid import replay_all
 from kvtool.sim.prefix.plain import replay_plain, spelled
 from kvtool.sim.prefix.replay import Cache, replay, start
 from kvtool.sim.prefix.result import HASH, POLICIES, RADIX, PrefixResult
@@ -135,6 +136,34 @@ def test_a_request_larger_than_the_tree_leaves_what_it_found() -> None:
     assert result.hits is not None
     assert result.hits.tolist() == [0, 0, -1, 1, 0]
     assert (result.evicted_leaves, result.rejected) == (1, 1)
+
+
+@settings(max_examples=40, **CALM)
+@given(traces(), st.lists(st.one_of(caches(HASH), caches(RADIX)), max_size=6), st.integers(1, 9))
+def test_many_replays_at_once_are_each_one(
+    requests: HashedRequests, many: list[Cache], size: int
+) -> None:
+    results = replay_all(many, cut_up(requests, size), threads=2)
+    assert results == [replay(cache, [requests]) for cache in many]
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+@pytest.mark.parametrize("index", [HASH, RADIX])
+def test_memory_is_bounded_by_what_is_cached(
+    index: str, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "FEWEST_KEYS", 1000)
+    cache = Cache(capacity_blocks=500, block_size=8, index=index, policy=policy)
+    run = start(cache)
+    most = 0
+    for chunk in range(60):
+        made = [([-1, chunk * 10**6 + i, -i], 24) for i in range(400)]
+        run.feed(hashed(made, 8))
+        most = max(most, run.keys.count)
+    assert most < 12_000  # of 48,000
+    assert run.result().hit_tokens == 8 * (60 * 400 - 1)
+    columns = run.block_of if isinstance(run, driver.HashReplay) else run.owner
+    assert len(columns) < 24_000
 
 
 def test_names_mean_nothing_without_what_comes_before() -> None:

@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 
 from kvtool.sim.prefix.blocks import Prompts, ids_per_key, in_blocks_of
 from kvtool.sim.prefix.curve_kernel import TOTALS, add_distances, fill_tree
+from kvtool.sim.prefix.grid import replay_all
 from kvtool.sim.prefix.keys import Ints, Keys
-from kvtool.sim.prefix.replay import Cache, HashReplay
+from kvtool.sim.prefix.replay import Cache
 from kvtool.sim.prefix.result import NONE as NO_OUTPUTS
-from kvtool.sim.prefix.result import UNIQUE, HitCurve, PrefixResult
+from kvtool.sim.prefix.result import UNIQUE, HitCurve
 from kvtool.trace_blocks import HashedRequests
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def hit_curve(
         Cache(capacity_blocks=int(wanted[at]), block_size=block_size, cache_outputs=cache_outputs)
         for at in again
     ]
-    for at, result in zip(again, replay_all(caches, source), strict=True):
+    for at, result in zip(again, replay_all(caches, source() if caches else ()), strict=True):
         hit_blocks[at] = result.hit_tokens // block_size
         evicted[at], rejected[at] = result.evicted_blocks, result.rejected
     return HitCurve(
@@ -125,22 +126,6 @@ def spread(low: int, high: int, points: int) -> Counts:
     """Capacities from one to another, each larger than the last by the same factor where it can be."""
     low = max(1, low)
     return np.unique(np.rint(np.geomspace(low, max(low, high), points)).astype(np.int64))
-
-
-def replay_all(caches: Sequence[Cache], source: Source) -> list[PrefixResult]:
-    """Several replays over block hashes, of one block size, in one reading of the trace."""
-    runs = [HashReplay(cache=cache) for cache in caches]
-    if not runs:
-        return []
-    size, unique = caches[0].block_size, caches[0].cache_outputs == UNIQUE
-    assert all(cache.block_size == size for cache in caches)
-    keys = Keys()
-    for requests in source():
-        prompts = in_blocks_of(size, requests, keys.of(requests), cache_outputs=unique)
-        num_ids = keys.count * ids_per_key(requests.block_size, size)
-        for run in runs:
-            run.run(prompts, num_ids)
-    return [run.result() for run in runs]
 
 
 def _grown(column: Any, size: int) -> Any:
