@@ -67,13 +67,15 @@ class Output:
         run = replace(run, notes=tuple(dict.fromkeys((*self.noted, *run.notes))))
         if failed is not None:
             run = replace(run, error=failed.to_dict())
+        if self.path is not None:  # first: a stdout that is full must not cost the file
+            self._save(self.path, run, view)
         if self.print_result:
             self.data(self._text(run, view))
         for text in run.notes:
             if text not in self.noted:
                 self.note(text)
         if self.path is not None:
-            self._save(self.path, run, view)
+            self._tell("Note", f"written to {self.path}")
         if failed is not None:
             failed.in_output = self.print_result
             raise failed
@@ -82,12 +84,11 @@ class Output:
         """The result as a file. If that fails it is printed after all: nothing found is lost."""
         try:
             write_file(path, self._file_content(run, view))
-        except KvtoolError as error:
-            if not self.print_result:
-                self.data(self._text(run, view))
-            error.in_output = self.print_result
+        except Exception as error:
+            self.data(self._text(run, view))
+            if isinstance(error, KvtoolError):
+                error.in_output = self.print_result
             raise
-        self._tell("Note", f"written to {path}")
 
     def data(self, text: str) -> None:
         """Write to stdout at once; a reader that went away is no error, a full disk is."""

@@ -17,13 +17,19 @@ from kvtool.bench.cpu.attention import compiles
 from kvtool.bench.device import Device, describe, find_device
 from kvtool.bench.failures import named_failure
 from kvtool.bench.roofs import matmul_roof
+from kvtool.cli.bench_attention import attention
 from kvtool.cli.bench_cases import cases_of
 from kvtool.cli.bench_emit import Measured, emit, interrupted, params_in_errors
-from kvtool.cli.options import names_in
+from kvtool.cli.options import defaults_of, names_in
 from kvtool.errors import KvtoolError, usage_error
 from kvtool.guard import stdout_for_data
-from kvtool.output import Output, check_writable, write_file
+from kvtool.output import Output, check_not_read, check_writable, write_file
 from kvtool.units import parse_seconds
+
+GIVEN_BY_A_FILE = (
+    "batch", "context", "query_heads", "kv_heads", "head_dim", "model", "block_size", "kv_dtype",
+    "pattern", "skew",
+)  # fmt: skip
 
 
 def run_attention(given: Mapping[str, Any], out: Output) -> None:
@@ -32,7 +38,7 @@ def run_attention(given: Mapping[str, Any], out: Output) -> None:
         device = find_device(given["device"])
         inputs = None if given["inputs"] is None else npz.read_inputs(given["inputs"])
         listed, notes = _listed(given, device, inputs)
-        _check_files(given, listed)
+        _check_files(given, listed, out.path)
         budget_s = parse_seconds(given["budget"], name="--budget")
         env = describe(device, threads=max(case.threads or 0 for case in listed) or None)
         if given["dry_run"]:
@@ -49,6 +55,14 @@ def _listed(
 ) -> tuple[list[Case], list[str]]:
     if inputs is None:
         return cases_of(given, device)
+    usual = defaults_of(attention)
+    for name in GIVEN_BY_A_FILE:
+        if given[name] != usual[name]:
+            option = f"--{name.replace('_', '-')}"
+            raise usage_error(
+                f"{option} and --inputs contradict each other",
+                f"leave out {option}: the file says it",
+            )
     found, notes = cases_of({**given, "batch": "1", "context": "1", "model": None}, device)
     layouts = dict.fromkeys(
         (one.layout, one.threads, one.num_splits, one.num_stages) for one in found
@@ -59,11 +73,16 @@ def _listed(
     ], notes
 
 
-def _check_files(given: Mapping[str, Any], listed: Sequence[Case]) -> None:
+def _check_files(given: Mapping[str, Any], listed: Sequence[Case], output: Path | None) -> None:
     """Refuse what would fail after the work."""
     path: Path | None = given["dump_output"]
+    read = [str(given["inputs"])] if given["inputs"] is not None else []
+    check_not_read(output, read)
     if path is None:
         return
+    check_not_read(path, read)
+    if output is not None and path.resolve() == output.resolve():
+        raise usage_error(f"-o and --dump-output are both {path}", "give them names of their own")
     if len(listed) > 1:
         raise usage_error(
             f"--dump-output is of one case, and these are {len(listed)}",

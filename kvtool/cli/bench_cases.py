@@ -27,14 +27,15 @@ DEFAULT_HEADS = (32, 8, 128)
 """Query heads, KV heads and head size of Llama-3-8B."""
 MOST_TOKENS = 2**31 - 1
 """Of a sequence: lengths are int32."""
-MOST_THREADS = 4096
+MOST_SEQUENCES = 65_535
+"""In one launch of a kernel."""
 
 
 def cases_of(given: Mapping[str, Any], device: Device) -> tuple[list[Case], list[str]]:
     """Every combination of the lists in the order given, and what must be said of them."""
     heads, notes = _heads(given)
     lists: tuple[Sequence[Any], ...] = (
-        parse_counts(given["batch"], name="--batch", high=2**20),
+        parse_counts(given["batch"], name="--batch", high=MOST_SEQUENCES),
         parse_counts(given["context"], name="--context", high=MOST_TOKENS),
         heads,
         block_sizes(given["block_size"]),
@@ -44,7 +45,7 @@ def cases_of(given: Mapping[str, Any], device: Device) -> tuple[list[Case], list
         parse_counts(given["num_splits"], name="--num-splits", low=0, high=128),
         parse_counts(given["num_stages"], name="--num-stages", low=0, high=8),
         parse_counts(given["skew"], name="--skew", high=2**20),
-        threads_of(given["threads"]) if not device.is_gpu else [None],
+        threads_of(given["threads"], device) if not device.is_gpu else [None],
     )
     check_rows(lists, MOST_CASES)
     cases = []
@@ -90,9 +91,9 @@ def block_sizes(typed: str) -> list[int]:
     return sizes
 
 
-def threads_of(typed: str) -> list[int]:
-    """Threads of the CPU."""
-    return parse_counts(typed, name="--threads", high=MOST_THREADS)
+def threads_of(typed: str, device: Device) -> list[int]:
+    """Threads of the CPU: more than it has cores would measure the system's scheduler."""
+    return parse_counts(typed, name="--threads", high=max(device.processors, 1))
 
 
 def _dtypes(typed: str, device: Device) -> list[str]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from kvtool.bench.device import describe, find_device
@@ -12,8 +11,9 @@ from kvtool.cli.bench_attention_run import measure_cases
 from kvtool.cli.bench_cases import cases_of, threads_of
 from kvtool.cli.bench_decode import decode
 from kvtool.cli.bench_decode_run import measure_decode
-from kvtool.cli.bench_emit import emit, params_in_errors
-from kvtool.errors import usage_error
+from kvtool.cli.bench_emit import emit, interrupted, params_in_errors
+from kvtool.cli.options import defaults_of
+from kvtool.errors import KvtoolError, usage_error
 from kvtool.output import Output
 from kvtool.units import parse_seconds
 
@@ -24,19 +24,27 @@ def run_all(given: Mapping[str, Any], out: Output) -> None:
     """The attention cases, then decode unless they failed; the rows of both in one run."""
     with params_in_errors(given):
         device = find_device(given["device"])
-        kernels = _defaults(attention) | dict(given)
-        threads = _one(threads_of(given["threads"]), "--threads")
+        kernels = defaults_of(attention) | dict(given)
+        threads = _one(threads_of(given["threads"], device), "--threads")
         _one(given["kv_dtype"].split(","), "--kv-dtype")
         env = describe(device, threads=threads)
-        models = _defaults(decode) | dict(given) | {"dtype": given["kv_dtype"], "threads": threads}
+        models = (
+            defaults_of(decode) | dict(given) | {"dtype": given["kv_dtype"], "threads": threads}
+        )
         listed, notes = cases_of(kernels, device)
         budget_s = parse_seconds(given["budget"], name="--budget")
         measured = measure_cases(listed, device, kernels, budget_s, None, out)
         if measured.failed is None:
-            more, said = measure_decode(models, device, out)
-            measured.rows += more.rows
-            measured.failed = more.failed
-            notes += said
+            try:
+                more, said = measure_decode(models, device, out)
+            except KeyboardInterrupt:
+                measured.failed = interrupted(len(measured.rows), "the attention kernel")
+            except KvtoolError as error:
+                measured.failed = error
+            else:
+                measured.rows += more.rows
+                measured.failed = more.failed
+                notes += said
     emit("bench", given, env, measured, notes, out)
 
 
@@ -48,8 +56,3 @@ def _one(values: Sequence[_Value], option: str) -> _Value:
             f"kvtool bench attention takes a list of {option}",
         )
     return values[0]
-
-
-def _defaults(command: Callable[..., None]) -> dict[str, Any]:
-    """Every option of a command as it stands when nothing is typed."""
-    return {name: one.default for name, one in inspect.signature(command).parameters.items()}

@@ -30,6 +30,8 @@ class Entry(NamedTuple):
     module: str
     panel: str
     summary: str
+    inner: tuple[str, ...] = ()
+    """The commands of a group that go by both names."""
 
 
 COMMANDS: dict[str, Entry] = {
@@ -43,7 +45,12 @@ COMMANDS: dict[str, Entry] = {
     "simulate": Entry(
         "kvtool.cli.simulate", ANALYSE, "What does the scheduler make of requests over time?"
     ),
-    "bench": Entry("kvtool.cli.bench", MEASURE, "What does paging cost here, on this GPU or CPU?"),
+    "bench": Entry(
+        "kvtool.cli.bench",
+        MEASURE,
+        "What does paging cost here, on this GPU or CPU?",
+        ("attention", "decode"),
+    ),
     "presets": Entry(
         "kvtool.cli.presets",
         ANALYSE,
@@ -179,7 +186,12 @@ def _report(error: KvtoolError, argv: Sequence[str]) -> int:
 
 
 def _command_in(argv: Sequence[str]) -> str:
-    return next((word for word in argv if word in COMMANDS), "")
+    """'size', or 'bench attention' where the command has commands of its own."""
+    for place, word in enumerate(argv):
+        if word in COMMANDS:
+            inner = argv[place + 1 : place + 2]
+            return " ".join([word, *(one for one in inner if one in COMMANDS[word].inner)])
+    return ""
 
 
 def _interrupted() -> KvtoolError:

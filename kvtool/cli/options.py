@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -120,6 +121,11 @@ def names_in(typed: str | None, option: str, known: Sequence[str]) -> list[str]:
                 f"give some of {', '.join(known)}.{did_you_mean(name, known)}",
             )
     return names
+
+
+def defaults_of(command: Callable[..., None]) -> dict[str, Any]:
+    """Every option of a command as it stands when nothing is typed."""
+    return {name: one.default for name, one in inspect.signature(command).parameters.items()}
 
 
 def wants_json(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> bool:

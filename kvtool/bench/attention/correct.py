@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from kvtool.bench.attention.data import Data, factor, torch_dtype
 from kvtool.bench.attention.providers import Prepared
 from kvtool.bench.device import load_torch
+from kvtool.errors import KvtoolError
 
 ROUNDINGS = 2
 """Of probabilities and of the output to the cache's dtype; each loses at most half a unit in the last
@@ -17,6 +18,11 @@ FP32_SUMS = 1e-5
 LSE_ABSOLUTE, LSE_RELATIVE = 1e-4, 1e-5
 """Of the log-sum-exp, which no rounding of the cache enters: products are exact in fp32, sums are
 fp32. A token lost among 4,096 equals is 2.4e-4."""
+
+
+MOST_SCORES = 2**23
+"""Of a sequence's query heads at once: 64 MiB in float64, and as much again a few times."""
+LARGEST_SCORE = 1e30
 
 
 class Answer(NamedTuple):
@@ -60,15 +66,43 @@ def expected(data: Data) -> Answer:
     for row, tokens in enumerate(case.lengths):
         if not tokens:
             continue
-        q = data.q[row].double().view(case.kv_heads, group, case.head_dim)
-        k, v = (one[0][row, :tokens].permute(1, 0, 2).double() for one in (data.k, data.v))
-        scores = q @ k.transpose(1, 2) * data.scale
-        weights = torch.softmax(scores, dim=-1)
-        lse[row] = torch.logsumexp(scores, dim=-1).view(-1)
-        out[row] = (weights @ v).reshape(case.query_heads, case.head_dim)
-        sums[row] = (weights @ v.abs()).reshape(case.query_heads, case.head_dim)
-    step = torch.finfo(torch_dtype(case.kv_dtype)).eps
-    return Answer(out, sums * (ROUNDINGS * step + FP32_SUMS), lse)
+        at_once = max(1, MOST_SCORES // tokens)
+        for head in range(case.query_heads):
+            if head % group % at_once == 0:
+                heads = slice(head, min(head + at_once, (head // group + 1) * group))
+                _attend(data, row, tokens, heads, head // group, (out, sums, lse))
+    kind = torch.finfo(torch_dtype(case.kv_dtype))
+    smallest = max(kind.smallest_normal * kind.eps, float(torch.finfo(torch.float32).tiny))
+    _check_finite(data, out, lse)
+    return Answer(out, sums * (ROUNDINGS * kind.eps + FP32_SUMS) + smallest, lse)
+
+
+def _attend(
+    data: Data, row: int, tokens: int, heads: slice, kv_head: int, into: tuple[Any, Any, Any]
+) -> None:
+    """Some query heads of one sequence, all of one KV head."""
+    torch = load_torch()
+    out, sums, lse = into
+    k, v = (one[0][row, :tokens, kv_head].double() for one in (data.k, data.v))
+    scores = data.q[row, heads].double() @ k.T * data.scale
+    weights = torch.softmax(scores, dim=-1)
+    lse[row, heads] = torch.logsumexp(scores, dim=-1)
+    out[row, heads] = weights @ v
+    sums[row, heads] = weights @ v.abs()
+
+
+def _check_finite(data: Data, out: Any, lse: Any) -> None:
+    """Refuse inputs whose answer no kernel can give: NaN, infinities, beyond fp32 or the KV dtype."""
+    torch = load_torch()
+    most = torch.finfo(torch_dtype(data.case.kv_dtype)).max
+    full = lse[data.lengths > 0]
+    fits = bool((full.abs() < LARGEST_SCORE).all()) and bool((out.abs() <= most).all())
+    if not fits:
+        raise KvtoolError(
+            "the answer of these inputs is no number, or too large for what it is computed in",
+            "look for NaN and infinities in q, k_cache, v_cache and scale",
+            code="bad_inputs",
+        )
 
 
 def spoil(data: Data, one: Prepared) -> None:

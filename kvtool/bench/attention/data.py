@@ -110,7 +110,7 @@ def make(case: Case, device: Device, *, seed: int) -> Data:
     """The data of a case from a seed. Raises KvtoolError where memory does not suffice."""
     torch = load_torch()
     _check_memory(case, device)
-    generator = torch.Generator(device=device.kind).manual_seed(seed)
+    generator = torch.Generator(device=device.kind).manual_seed(seed % 2**63)
 
     def random(*shape: int) -> Any:
         return torch.randn(shape, generator=generator, device=device.kind, dtype=torch.float32)
@@ -226,23 +226,26 @@ def _plant(case: Case, k: Any, base: Any, seed: int) -> None:
 
 def _scatter(data: Data, pool: int) -> None:
     """The contiguous copy into its blocks, row by row."""
+    rows, positions, blocks, offsets = _slots(data)
+    data.k_cache[pool][blocks, offsets] = data.k[pool][rows, positions]
+    data.v_cache[pool][blocks, offsets] = data.v[pool][rows, positions]
+
+
+def _slots(data: Data) -> tuple[Any, Any, Any, Any]:
+    """Of every token its sequence and position, and its block and offset."""
     torch = load_torch()
-    size = data.case.block_size
-    for row, tokens in enumerate(data.case.lengths):
-        if not tokens:
-            continue
-        positions = torch.arange(tokens, device=data.table.device)
-        blocks = data.table[row, positions // size].long()
-        data.k_cache[pool][blocks, positions % size] = data.k[pool][row, :tokens]
-        data.v_cache[pool][blocks, positions % size] = data.v[pool][row, :tokens]
+    lengths = data.lengths.long()
+    rows = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
+    starts = torch.cumsum(lengths, 0) - lengths
+    positions = torch.arange(len(rows), device=lengths.device) - starts[rows]
+    blocks = data.table[rows, positions // data.case.block_size].long()
+    return rows, positions, blocks, positions % data.case.block_size
 
 
 def _unused_slots(data: Data) -> Any:
     """Which slots of the pool hold no token: [blocks, block_size]."""
     torch = load_torch()
-    size = data.case.block_size
     unused = torch.ones(data.k_cache[0].shape[:2], dtype=torch.bool, device=data.table.device)
-    for row, tokens in enumerate(data.case.lengths):
-        positions = torch.arange(tokens, device=data.table.device)
-        unused[data.table[row, positions // size].long(), positions % size] = False
+    _, _, blocks, offsets = _slots(data)
+    unused[blocks, offsets] = False
     return unused

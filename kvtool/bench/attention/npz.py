@@ -28,6 +28,8 @@ from kvtool.errors import KvtoolError
 
 ARRAYS = ("q", "k_cache", "v_cache", "block_table", "lengths")
 DTYPES = {"float32": "fp32", "float16": "fp16", "uint16": "bf16"}
+LARGEST = 1e30
+"""Of a number that fp32 arithmetic still has room for when it is multiplied and summed."""
 MOST_SHARE = 0.2
 """Of the free memory: the file is held once more contiguous, and again for the device."""
 
@@ -70,6 +72,7 @@ def read_inputs(path: Path) -> Inputs:
         raise _bad(path, f"it cannot be read: {error.strerror or error}") from error
     except Exception as error:  # whatever a damaged zip or header makes numpy raise
         raise _bad(path, f"it is no .npz of plain arrays: {error}") from error
+    arrays = {name: one for name, one in arrays.items() if isinstance(one, np.ndarray)}
     missing = [name for name in ARRAYS if name not in arrays]
     if missing:
         raise _bad(path, f"it has no array {', '.join(missing)}")
@@ -77,7 +80,9 @@ def read_inputs(path: Path) -> Inputs:
 
 
 def _check_size(path: Path) -> None:
-    """Refuse a file that would unpack to more than there is room for, before it does."""
+    """Refuse what is no file, or would unpack to more than there is room for, before it does."""
+    if not path.is_file():  # a device or a pipe has no end
+        raise _bad(path, "there is no such file" if not path.exists() else "it is not a file")
     with zipfile.ZipFile(path) as archive:
         size = sum(one.file_size for one in archive.infolist())
     if size > MOST_SHARE * free_memory():
@@ -105,14 +110,30 @@ def _checked(path: Path, arrays: Mapping[str, Any]) -> Inputs:
         if arrays[name].dtype.kind not in "iu":
             raise _bad(path, f"{name} holds {arrays[name].dtype}, not integers")
     _check_blocks(path, table, lengths, num_blocks=k.shape[0], size=k.shape[1])
-    scale = float(arrays["scale"]) if "scale" in arrays and arrays["scale"].ndim == 0 else None
-    if scale is not None and not np.isfinite(scale):
-        raise _bad(path, f"scale is {scale}")
+    scale = _scale(path, arrays["scale"]) if "scale" in arrays else None
     q, k, v = (_tensor(one, kv_dtype) for one in (q, k, v))
+    held, table = _only_used(table, lengths, k.shape[1])
     torch = load_torch()
-    return Inputs(
-        q, k, v, torch.from_numpy(table.astype(np.int32)), tuple(map(int, lengths)), scale, kv_dtype
-    )
+    lengths = tuple(map(int, lengths))
+    return Inputs(q, k[held], v[held], torch.from_numpy(table), lengths, scale, kv_dtype)
+
+
+def _scale(path: Path, array: Any) -> float:
+    if array.ndim or array.dtype.kind not in "fiu":
+        raise _bad(path, f"scale is no number but {array.dtype} of shape {list(array.shape)}")
+    scale = float(array)
+    if not abs(scale) < LARGEST:
+        raise _bad(path, f"scale is {scale}")
+    return scale
+
+
+def _only_used(table: Any, lengths: Any, size: int) -> tuple[Any, Any]:
+    """The blocks that tokens are in, and the table with their numbers among these; −1 elsewhere."""
+    used = np.arange(table.shape[1])[None, :] < -(-lengths // size)[:, None]
+    held = np.unique(table[used])
+    out = np.full(table.shape, -1, dtype=np.int32)
+    out[used] = np.searchsorted(held, table[used])
+    return held, out
 
 
 def _dtype(path: Path, arrays: Mapping[str, Any]) -> str:
