@@ -73,11 +73,25 @@ def test_a_long_trace_is_one_pass_from_the_largest_request_up(size: int) -> None
         assert result.evicted_blocks == curve.evicted_blocks[at]
 
 
-def test_a_block_that_is_cached_twice_takes_the_long_way() -> None:
-    requests = hashed([([1, 2], 8), ([1, 2], 8), ([1, 3], 7)], 4)
-    curve = hit_curve(lambda: [requests], block_size=4, capacities=[2, 3, 4])
+def test_a_block_that_is_cached_twice_is_found_where_it_was_first() -> None:
+    # Four copies of the second block. Caches that keep the first of them keep the others in vain.
+    again, longer, other = ([1, 2], 8), ([1, 2, 3], 11), ([7, 8, 9], 11)
+    requests = hashed([again, again, other, again, again, longer, other, longer, again], 4)
+    curve = hit_curve(lambda: [requests], block_size=4, capacities=range(1, 20))
+    assert curve.exact_from == 3
+    for at, capacity in enumerate(range(1, 20)):
+        result = replay(Cache(capacity_blocks=capacity, block_size=4), [requests])
+        assert result.hit_tokens == curve.hit_tokens[at]
+        assert result.evicted_blocks == curve.evicted_blocks[at]
+
+
+def test_too_many_copies_take_the_long_way() -> None:
+    made = [([i % 600], 4) for i in range(3600)] + [([5, 1], 7)]
+    requests = hashed(made, 4)
+    curve = hit_curve(lambda: [requests], block_size=4, capacities=[2, 600, 4000])
     assert (curve.exact_from, curve.ceiling_blocks) == (NEVER, None)
-    assert curve.hit_tokens.tolist() == [8, 8, 8]
+    assert curve.ceiling_tokens == curve.hit_tokens[-1] == 4
+    assert curve.evicted_blocks.tolist() == [3600, 3001, 0]
 
 
 def test_capacities_are_spread_evenly_by_factor() -> None:

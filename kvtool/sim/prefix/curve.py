@@ -2,13 +2,13 @@
 
 Mattson et al., "Evaluation techniques for storage hierarchies", IBM Systems Journal 9(2), 1970: what a
 smaller cache holds is the top of the stack of what a larger one holds. That is so for vLLM's pool too,
-as long as no request is larger than the cache and no block is in it twice: once full, a pool of C blocks
-caches the C blocks freed last, or C - 1 while the last request left a tail without a hash. So a block at
-distance d from the top is a hit from d + 1 blocks on, or from d + 2.
+as long as no request is larger than the cache: once full, a pool of C blocks caches the C blocks freed
+last, or C - 1 while the last request left a tail without a hash. So a block at distance d from the top
+is a hit from d + 1 blocks on, or from d + 2.
 
 Where a request is larger than the cache it is rejected, and below the largest request the stacks of two
-capacities differ in more than size: there each capacity is replayed. So is all of a trace in which a
-prompt of whole blocks comes a second time (its last block is computed anew, and cached twice).
+capacities differ in more than size: there each capacity is replayed. So is all of a trace in which very
+many prompts of whole blocks come again as they were (`curve_kernel`: each caches its last block twice).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtool.sim.prefix.blocks import Prompts, ids_per_key, in_blocks_of
-from kvtool.sim.prefix.curve_kernel import TOTALS, add_distances, fill_tree
+from kvtool.sim.prefix.curve_kernel import COPY, MOST_COPIES, TOTALS, add_distances, fill_tree
 from kvtool.sim.prefix.grid import replay_all
 from kvtool.sim.prefix.keys import Ints, Keys
 from kvtool.sim.prefix.replay import Cache
@@ -52,22 +52,23 @@ class StackDistances:
     steps: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1 << 10, np.int64))
     """By capacity: hits that there are from it on, less those that end (a difference array)."""
 
-    def feed(self, prompts: Prompts, num_ids: int) -> bool:
-        """The next requests; False if a block is cached twice: then only the ceiling holds."""
+    elders: Any = field(default_factory=lambda: np.zeros(MOST_COPIES, COPY).view(np.recarray))
+    ghosts: Any = field(default_factory=lambda: np.zeros(MOST_COPIES, COPY).view(np.recarray))
+
+    def feed(self, prompts: Prompts, num_ids: int) -> None:
+        """The next requests."""
         blocks = (prompts.tokens + prompts.outputs) // self.block_size
         num_requests = int(self.totals.requests) + len(blocks)
         num_blocks = int(self.totals.blocks + blocks.sum())
         self.seen_by = _grown(self.seen_by, num_ids)
-        self.steps = _grown(self.steps, num_blocks + 3)
+        self.steps = _grown(self.steps, num_blocks + MOST_COPIES + 4)
         if num_requests > len(self.live):
             self.live = _grown(self.live, num_requests)
             self.tree = np.zeros(len(self.live) + 1, np.int32)
             fill_tree(self.live, self.tree)
-        return bool(
-            add_distances(
-                self.totals, self.seen_by, self.live, self.tree, self.steps,
-                *prompts, self.block_size,
-            )
+        add_distances(
+            self.totals, self.seen_by, self.live, self.tree, self.steps, self.elders, self.ghosts,
+            *prompts, self.block_size,
         )  # fmt: skip
 
     @property
@@ -86,18 +87,22 @@ def hit_curve(
 ) -> HitCurve:
     """Hits at each of these capacities, or at so many from the largest request to the ceiling."""
     stack, keys, unique = StackDistances(block_size=block_size), Keys(), cache_outputs == UNIQUE
-    one_pass = True
     for requests in source():
         prompts = in_blocks_of(block_size, requests, keys.of(requests), cache_outputs=unique)
         num_ids = keys.count * ids_per_key(requests.block_size, block_size)
-        one_pass = stack.feed(prompts, num_ids) and one_pass
+        stack.feed(prompts, num_ids)
     totals, hits = stack.totals, stack.hit_blocks
+    one_pass = not totals.given_up
     largest, ceiling = int(totals.largest), int(hits.argmax())
     wanted = spread(largest, max(ceiling, largest), points)
     if capacities is not None:
         wanted = np.unique(np.asarray(capacities, np.int64))
     hit_blocks = hits[np.minimum(wanted, len(hits) - 1)]
-    evicted = totals.blocks - hit_blocks - np.minimum(totals.distinct, wanted - totals.tail)
+    evicted = (
+        totals.blocks
+        - hit_blocks
+        - np.minimum(totals.on_stack + totals.ghosts, wanted - totals.tail)
+    )
     rejected = np.zeros_like(wanted)
     exact_from = largest if one_pass else NEVER
     again = np.flatnonzero(wanted < exact_from)
