@@ -22,7 +22,7 @@ CALM: dict[str, Any] = {
     "deadline": None,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
 }
-FEW, MANY = settings(max_examples=100, **CALM), settings(max_examples=400, **CALM)
+FEW, MANY = settings(max_examples=100, **CALM), settings(max_examples=250, **CALM)
 EVERYTHING = 1 << 20
 
 

@@ -13,7 +13,7 @@ from kvtool.sim.prefix.replay import Cache, replay
 from kvtool.trace_blocks import HashedRequests
 
 CALM = settings(
-    max_examples=200, deadline=None,
+    max_examples=120, deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )  # fmt: skip
 

@@ -2,6 +2,9 @@
 
 Without recency a block can go before those that follow it in its prompt. These stay, cannot be found
 until it is back, and may by then have twins: blocks computed anew with the same content.
+
+Blocks that a request found stay in the heap: they are in use for as long as it takes blocks, and who is
+on top meanwhile is set aside.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvtool.jit import compiled, part
-from kvtool.sim.prefix.heap import push, remove
+from kvtool.sim.prefix.heap import push, remove, sink
 from kvtool.sim.prefix.pool import NONE, gain_id, lose_id, number_of_new
 
 LRU, LFU, FIFO, LENGTH_AWARE = range(4)
@@ -45,17 +48,20 @@ def replay_policy(
         limit = first + max(0, length - 1) // size
         at = first
         while at < limit and block_of[ids[at]] >= 0:
-            remove(pool, blocks, block_of[ids[at]])
+            blocks[block_of[ids[at]]].user = pool.requests
             at += 1
         pool.hit_blocks += at - first
         if len(hits) > 0:
             hits[request] = (at - first) * size
         new = needed - (at - first)
         evicted = max(0, new - pool.blanks)
-        for _ in range(evicted):
+        left = evicted
+        while left > 0:
             victim = blocks[0].heap
             remove(pool, blocks, victim)
-            lose_id(pool, blocks, block_of, victim)
+            if blocks[victim].user != pool.requests:  # who was just found comes back below
+                lose_id(pool, blocks, block_of, victim)
+                left -= 1
         pool.evicted += evicted
         pool.blanks += evicted - new + needed - held // size
         # Cached from the first block to the last, freed from the last to the first.
@@ -65,20 +71,25 @@ def replay_policy(
         for one in range(held // size - 1, at - first - 1, -1):
             block = number_of_new(pool, blocks)
             blocks[block].hits, blocks[block].depth = 0, one
-            blocks[block].cached = begun + one
+            blocks[block].cached, blocks[block].user = begun + one, 0
             gain_id(blocks, block_of, block, ids[first + one] if one < last - first else NONE)
             end += 1
             rank(pool, blocks, block, end)
+            push(pool, blocks, block)
         for one in range(at - 1, first - 1, -1):
             block = block_of[ids[one]]
             blocks[block].hits += 1
             end += 1
             rank(pool, blocks, block, end)
+            if blocks[block].place < 0:
+                push(pool, blocks, block)
+            elif pool.policy != FIFO:  # its turn is later than it was
+                sink(pool, blocks, block, blocks[block].place)
 
 
 @part
 def rank(pool: Any, blocks: Any, at: int, now: int) -> None:
-    """A block is free again: its turn by the policy."""
+    """The turn of a block that is free again, by the policy."""
     block = blocks[at]
     block.second = now
     if pool.policy == LFU:
@@ -89,4 +100,3 @@ def rank(pool: Any, blocks: Any, at: int, now: int) -> None:
         block.first = (block.hits + 1) * DEEPEST - block.depth
     else:
         block.first = 0
-    push(pool, blocks, at)

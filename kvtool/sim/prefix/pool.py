@@ -27,9 +27,10 @@ POOL = record(
 LISTED = record("", "id twin newer older spare")
 """A block of the list, least recently used first. `twin`: the next younger one with the same id;
 `spare` is a column of its own: a stack of numbers."""
-HEAPED = record("first second hits cached", "id twin depth place spare heap")
+HEAPED = record("first second hits cached user", "id twin depth place spare heap")
 """A block of the other policies: the least (first, second) goes first. `heap` is a column of its own:
-blocks as a binary heap, and `place` is where in it a block stands."""
+blocks as a binary heap, and `place` is where in it a block stands. `user`: the last request that found
+it, counted from 1."""
 
 
 @part

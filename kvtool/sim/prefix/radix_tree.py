@@ -42,8 +42,11 @@ class Node:
     @property
     def depth(self) -> int:
         """Tokens from the root to the end of this node's run."""
-        above = 0 if self.parent is None else self.parent.depth
-        return above + len(self.tokens)
+        length, node = 0, self
+        while node.parent is not None:
+            length += len(node.tokens)
+            node = node.parent
+        return length
 
 
 class Match(NamedTuple):
