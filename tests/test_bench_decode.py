@@ -21,13 +21,12 @@ from decode_cases import (
     tiny,
 )
 
-from kvtool.bench.decode import cuda_graph
 from kvtool.bench.decode import memory as decode_memory
 from kvtool.bench.decode.growth import log_slope
 from kvtool.bench.decode.kernels import Kernels, kernels_for
 from kvtool.bench.decode.kv_store import KvStore
 from kvtool.bench.decode.model import Decoder, prompts
-from kvtool.bench.decode.sessions import Setting, open_session
+from kvtool.bench.decode.sessions import Setting
 from kvtool.bench.decode.settings import (
     CACHES,
     ROW,
@@ -171,31 +170,26 @@ def test_copies_on_write_are_carried_out_in_every_layer(decoders: dict[str, Deco
     assert store.copies == 1
 
 
-@pytest.mark.parametrize("cache", ["paged", "contiguous", "static"])
-def test_a_replayed_step_reads_the_tensors_that_are_written_to(
-    cache: str, decoders: dict[str, Decoder], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a CUDA graph would replay, called instead: the tensors stay where they are."""
-    monkeypatch.setattr(cuda_graph.Replay, "_record", lambda self: None)
-    decoder, ids = decoders["llama"], prompts(decoders["llama"], 3, 21)
-    plain = Setting(decoder=decoder, kernels=kernels_for("cpu"))
-    graph = replace(plain, cuda_graph=True)
-    case = case_of(cache)
-    assert torch.equal(greedy_tokens(graph, case, ids), greedy_tokens(plain, case, ids))
-    assert not open_session(graph, case).execution().is_graph
-
-
 IN_THE_INTERPRETER = """
 from decode_cases import CONFIGS, tiny
+from ragged_cases import requests_of
 from kvtool.bench.decode.uniform import uniform_rows
 from kvtool.bench.decode.kernels import gpu_kernels
-from kvtool.bench.decode.settings import DecodeRun, ModelChoice, Roofs, decode_cases
+from kvtool.bench.decode.ragged import ragged_rows
+from kvtool.bench.decode.settings import (
+    DecodeRun, ModelChoice, RaggedRun, Roofs, decode_cases,
+)
 for config in CONFIGS.values():
     cases = decode_cases(("dynamic", "contiguous", "paged"), (2,), (26,), (4,))
-    run = DecodeRun(cases=cases, exponent_contexts=())
+    run = DecodeRun(cases=cases, repeats=1, exponent_contexts=())
     make = lambda device, threads: gpu_kernels()
     rows = uniform_rows(tiny(config), ModelChoice(), run, Roofs(), make_kernels=make)
     print([row["same_tokens"] for row in rows])
+    # A lane for each: those that have ended fall idle.
+    lengths = requests_of(((20, 5), (5, 7), (12, 3), (9, 6)))
+    run = RaggedRun(requests=lengths, kv_budget_bytes=2**22, max_model_len=48, repeats=1)
+    rows = list(ragged_rows(tiny(config), ModelChoice(), run, make_kernels=make))
+    print([row["same_tokens"] for row in rows], rows[0]["peak_batch"])
 """
 
 
@@ -209,7 +203,8 @@ def test_the_gpu_kernels_generate_the_same_tokens() -> None:
         text=True,
         check=False,
     )
-    assert done.stdout.splitlines() == ["[True, True, True]"] * 2, done.stderr[-2000:]
+    expected = ["[True, True, True]", "[True, True] 4"]
+    assert done.stdout.splitlines() == expected * 2, done.stderr[-2000:]
 
 
 def test_the_law_of_growth() -> None:

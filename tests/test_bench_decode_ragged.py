@@ -2,79 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from decode_cases import CONFIGS, LLAMA, TOKEN_BYTES, broken_kernels, decoder_of, tiny
+from ragged_cases import LENGTHS, batched, check_each_alone, run_of
 
-from kvtool.bench.decode.batching import Batcher, Prompt, Tally
-from kvtool.bench.decode.kernels import kernels_for
-from kvtool.bench.decode.kv_store import KvStore
+from kvtool.bench.decode import ragged
 from kvtool.bench.decode.model import Decoder
-from kvtool.bench.decode.ragged import alone, ragged_rows, ragged_steps
-from kvtool.bench.decode.ragged_row import largest_batch, pools_for
-from kvtool.bench.decode.settings import ROW, ModelChoice, RaggedRun, made_requests, silent
-from kvtool.bench.decode.stepping import Stepping, attend
+from kvtool.bench.decode.ragged import ragged_rows, ragged_steps
+from kvtool.bench.decode.ragged_row import Ran, largest_batch, pools_for, ragged_row
+from kvtool.bench.decode.settings import ROW, ModelChoice, made_requests
 from kvtool.errors import KvtoolError
-from kvtool.requests import Requests
-
-LENGTHS = ((33, 9), (5, 17), (16, 16), (1, 3), (47, 1), (20, 12), (8, 30))
-"""Prompt and output tokens."""
 
 
 @pytest.fixture(scope="module")
 def decoders() -> dict[str, Decoder]:
     """Both tiny models."""
     return {name: decoder_of(config) for name, config in CONFIGS.items()}
-
-
-def requests_of(lengths: tuple[tuple[int, int], ...] = LENGTHS) -> Requests:
-    prompt, output = (np.array(column, dtype=np.int64) for column in zip(*lengths, strict=True))
-    return Requests(arrival_ns=np.zeros_like(prompt), prompt_tokens=prompt, output_tokens=output)
-
-
-def prompts_of(decoder: Decoder) -> list[Prompt]:
-    generator = torch.Generator().manual_seed(3)
-    return [
-        Prompt(
-            index=index,
-            ids=torch.randint(0, decoder.plan.vocab, (prompt,), generator=generator),
-            output_tokens=output,
-        )
-        for index, (prompt, output) in enumerate(LENGTHS)
-    ]
-
-
-def batched(
-    decoder: Decoder,
-    num_blocks: int,
-    block_size: int,
-    *,
-    samples: int = 1,
-    contiguous: bool = False,
-) -> tuple[Tally, KvStore]:
-    """All requests on a pool whose memory is poisoned at the start."""
-    store = KvStore(
-        decoder.heads,
-        kernels_for("cpu"),
-        num_blocks=num_blocks,
-        block_size=block_size,
-        dtype=torch.float32,
-        device="cpu",
-        contiguous=contiguous,
-    )
-    store.data.fill_(float("nan"))
-    batcher = Batcher(Stepping(decoder, store, 64), samples=samples, max_batch=64)
-    return batcher.run(prompts_of(decoder), silent), store
-
-
-def check_each_alone(decoder: Decoder, tally: Tally) -> None:
-    attend(decoder, "sdpa")
-    for one in tally.sequences:
-        assert one.generated == alone(decoder, one.prompt, one.sample), one.prompt.index
-        assert 0 < one.first_s <= one.last_s
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -129,16 +75,6 @@ def test_reservations_run_the_same_requests(samples: int, decoders: dict[str, De
     assert tally.preemptions == 0
     assert max(tally.batches) == (3 if samples == 1 else 2)
     assert store.copies == (samples - 1) * len(LENGTHS)
-
-
-def run_of(**other: Any) -> RaggedRun:
-    given: dict[str, Any] = {
-        "requests": requests_of(),
-        "kv_budget_bytes": 2 * 64 * TOKEN_BYTES + 5,
-        "max_model_len": 64,
-        "repeats": 1,
-    }
-    return RaggedRun(**(given | other))
 
 
 @pytest.mark.parametrize("samples", [1, 2])
@@ -214,3 +150,85 @@ def test_what_can_never_fit_is_refused() -> None:
     assert caught.value.exit_code == 2
     with pytest.raises(KvtoolError, match="block size 24"):
         run_of(block_sizes=(16, 24))
+
+
+def test_every_block_size_is_run_and_the_runs_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
+    right, order = ragged._run, []
+
+    def run(machine: Any, pool: Any, requests: Any) -> Any:
+        if len(requests) == len(LENGTHS):  # else it is a warm-up
+            order.append((pool.cache, pool.block_size))
+        return right(machine, pool, requests)
+
+    monkeypatch.setattr(ragged, "_run", run)
+    asked = run_of(block_sizes=(16, 64), repeats=3)  # a block may be as large as a reservation
+    told: list[str] = []
+    rows = list(ragged_rows(tiny(LLAMA), ModelChoice(), asked, advance=told.append))
+    assert order == [("contiguous-max", 64), ("paged", 16), ("paged", 64)] * 3
+    assert [(row["cache"], row["block_size"]) for row in rows] == [
+        ("contiguous-max", None),
+        ("paged", 16),
+        ("paged", 64),
+    ]
+    assert len(told) == ragged_steps(ModelChoice(), asked)
+    for row in rows:
+        assert row["same_tokens"] is True
+        assert (row["repeats"], row["ties"]) == (3, 0)
+        assert row["measured_gain_ci"][0] <= row["measured_gain"] <= row["measured_gain_ci"][1]
+
+
+def test_a_row_is_that_of_the_median_run(decoders: dict[str, Decoder]) -> None:
+    run = run_of()
+    contiguous, paged = pools_for(tiny(LLAMA), run, 4)
+    walls = {contiguous: (4.0, 6.0, 5.0), paged: (2.0, 2.0, 4.0)}
+    tally, _ = batched(decoders["llama"], 300, 16)
+    ran = {
+        pool: [
+            Ran(tally=replace(tally, wall_s=wall), copied_blocks=int(wall), peak_bytes=None)
+            for wall in times
+        ]
+        for pool, times in walls.items()
+    }
+    row = ragged_row(decoders["llama"], run, paged, ran)
+    assert (row["wall_s"], row["copied_blocks"]) == (2.0, 2)
+    assert row["measured_gain"] == pytest.approx(2)  # of 2, 3 and 1.25
+    assert ragged_row(decoders["llama"], run, contiguous, ran)["wall_s"] == 5.0
+
+
+def test_on_a_gpu_everything_is_run_once_before_it_is_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ragged, "warms_up_whole", lambda device: True)
+    right, order = ragged._run, []
+
+    def run(machine: Any, pool: Any, requests: Any) -> Any:
+        order.append((pool.cache, len(requests)))
+        return right(machine, pool, requests)
+
+    monkeypatch.setattr(ragged, "_run", run)
+    asked, told = run_of(repeats=2), []
+    list(ragged_rows(tiny(LLAMA), ModelChoice(), asked, advance=told.append))
+    first = [("contiguous-max", 7)] * 2 + [("paged", 7)] * 2
+    assert order == [*first, ("contiguous-max", 7), ("paged", 7)]
+    assert len(told) == ragged_steps(ModelChoice(), asked)
+
+
+def test_a_gpu_warms_up_whole_and_a_cpu_does_not() -> None:
+    assert [ragged.warms_up_whole(one) for one in ("cuda", "cuda:1", "cpu")] == [True, True, False]
+
+
+def test_an_end_keeps_the_runs_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    right, calls = ragged._run, []
+
+    def run(machine: Any, pool: Any, requests: Any) -> Any:
+        calls.append(pool.cache)
+        if len(calls) == 6:  # the second of paged: a warm-up each, two of contiguous-max
+            raise KeyboardInterrupt
+        return right(machine, pool, requests)
+
+    monkeypatch.setattr(ragged, "_run", run)
+    rows: list[Any] = []
+    with pytest.raises(KeyboardInterrupt):
+        rows.extend(ragged_rows(tiny(LLAMA), ModelChoice(), run_of(repeats=3)))
+    assert [(row["cache"], row["repeats"]) for row in rows] == [("contiguous-max", 2), ("paged", 1)]
+    assert rows[1]["measured_gain_ci"] is None

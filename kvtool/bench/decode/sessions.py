@@ -22,6 +22,9 @@ from kvtool.bench.decode.stepping import Stepping, attend
 
 Tensor = torch.Tensor
 
+COUNTED = Execution(False, "transformers counts the tokens of a sliding layer in Python")
+"""Why a static cache with such layers is no graph."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
@@ -128,9 +131,6 @@ def _static(setting: Setting, case: DecodeCase) -> Session:
         record=record,
         execution=lambda: replay.execution if countable else COUNTED,
     )
-
-
-COUNTED = Execution(False, "transformers counts the tokens of a sliding layer in Python")
 
 
 def _counts_on_device(cache: Any) -> bool:
