@@ -19,6 +19,13 @@ def refuse_unless(met: bool, text: str) -> None:
         raise ValueError(text)
 
 
+def is_count(text: str, number: object, *, low: int = 1, high: int = 2**31 - 1) -> None:
+    """Refuse what is no whole number from low to high, with this text."""
+    refuse_unless(
+        isinstance(number, int) and not isinstance(number, bool) and low <= number <= high, text
+    )
+
+
 def shape_is(name: str, tensor: torch.Tensor, **sizes: int) -> None:
     """Refuse a tensor whose shape is not these named sizes, in order."""
     wanted = tuple(sizes.values())
@@ -67,6 +74,12 @@ def is_dense(name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...]) -
 
 def same_device(**tensors: torch.Tensor | None) -> torch.device:
     """Refuse tensors on different devices; returns the one."""
+    strangers = [
+        name
+        for name, one in tensors.items()
+        if one is not None and not isinstance(one, torch.Tensor)
+    ]
+    refuse_unless(not strangers, f"{', '.join(strangers)} must be torch tensors")
     devices = {name: tensor.device for name, tensor in tensors.items() if tensor is not None}
     refuse_unless(len(set(devices.values())) == 1, f"tensors lie on different devices: {devices}")
     return next(iter(devices.values()))

@@ -28,6 +28,7 @@ from . import merge
 from .arguments import (
     block_size_is_supported,
     caches_match,
+    is_count,
     is_dense,
     refuse_unless,
     results_fit,
@@ -168,7 +169,18 @@ class Options:
     workspace: Pair | None = None
 
     def __post_init__(self) -> None:
-        refuse_unless(self.window >= 0, f"window must be 0 (none) or more, not {self.window}")
+        is_count(f"window must be 0 (none) or more, not {self.window}", self.window, low=0)
+        if self.max_context is not None:
+            is_count(f"max_context must be at least 1, not {self.max_context}", self.max_context)
+        if self.scale is not None:
+            refuse_unless(
+                isinstance(self.scale, int | float) and math.isfinite(self.scale),
+                f"scale must be a finite number, not {self.scale}",
+            )
+        refuse_unless(
+            self.plan is None or isinstance(self.plan, Plan),
+            f"plan must be a Plan, not {self.plan}",
+        )
 
 
 def workspace_for(q: Tensor, plan: Plan) -> Pair | None:

@@ -29,6 +29,8 @@ PROGRAMS_PER_SM = 2
 # Stages, so that stages - 1 tiles are buffered. gfx942 has no loads that bypass registers: one tile is
 # in shared memory while the next is in registers.
 STAGES = {"sm_80": 3, "sm_90": 3, "sm_100": 4, "gfx942": 2, "interpreter": 1}
+# A grid's second axis ends at 65,535, a program has at most 32 warps.
+MOST = {"chunk_tiles": 1024, "num_stages": 16, "num_warps": 32, "num_splits": 65_535}
 OTHER_STAGES = 2  # chips with about 100 KiB (sm_86, sm_89, sm_120) and unknown ones
 
 
@@ -53,9 +55,12 @@ class Plan:
             raise ValueError(f"walk must be one of {', '.join(WALKS)}, not {self.walk!r}")
         if self.tile < 16 or self.tile & (self.tile - 1):
             raise ValueError(f"tile must be a power of two from 16 on, not {self.tile}")
-        for name in ("chunk_tiles", "num_stages", "num_warps", "num_splits"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name, most in MOST.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or not 1 <= value <= most:
+                raise ValueError(f"{name} must be 1 to {most}, not {value}")
+        if self.num_warps & (self.num_warps - 1):
+            raise ValueError(f"num_warps must be a power of two, not {self.num_warps}")
 
 
 def next_power_of_2(number: int) -> int:

@@ -70,6 +70,10 @@ def _checked(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tens
         f"k, v and their caches must have one dtype of fp16, bf16, fp32, not {k.dtype}, "
         f"{v.dtype}, {k_cache.dtype}, {v_cache.dtype}",
     )
+    refuse_unless(
+        k_cache.data_ptr() != v_cache.data_ptr() or k_cache.is_meta or not k_cache.numel(),
+        "k_cache and v_cache must not be one memory",
+    )
     refuse_unless(tokens <= MAX_TOKENS, f"at most {MAX_TOKENS} tokens a launch, not {tokens}")
 
 

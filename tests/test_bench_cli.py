@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_bench_npz import arrays
 
 from kvtool.cli import bench_attention_run, bench_decode_run, bench_run
 from kvtool.cli.bench_emit import Measured, wrong
@@ -199,6 +201,80 @@ def test_somebody_else_can_recompute_the_answer(kvtool: Kvtool, tmp_path: Path) 
         assert np.array_equal(file["out_paged"], found["out_paged"])
 
 
+@pytest.mark.parametrize("more", [("-b", "7"), ("--kv-dtype", "fp16"), ("--skew", "2")])
+def test_what_a_file_says_is_not_asked_twice(
+    kvtool: Kvtool, tmp_path: Path, more: tuple[str, str]
+) -> None:
+    np.savez(tmp_path / "in.npz", **arrays())
+    ran = kvtool("bench", "attention", "--inputs", str(tmp_path / "in.npz"), *more)
+    assert ran.code == 2
+    assert "and --inputs contradict each other" in ran.err
+
+
+def test_inputs_are_never_written_over(kvtool: Kvtool, tmp_path: Path) -> None:
+    path, link = tmp_path / "in.npz", tmp_path / "link.json"
+    np.savez(path, **arrays())
+    link.symlink_to(path)
+    before = path.read_bytes()
+    for more in (("--dump-output", path), ("-o", link)):
+        ran = kvtool("bench", "attention", "--inputs", path, "--device", "cpu", *more)
+        assert ran.code == 2, more
+        assert "a file that is read" in ran.err
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["q", "k_cache", "v_cache"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
+def test_inputs_without_an_answer_are_not_blamed_on_kernels(
+    kvtool: Kvtool, tmp_path: Path, name: str, value: float
+) -> None:
+    given = arrays()
+    given[name].flat[::3] = value
+    np.savez(tmp_path / "in.npz", **given)
+    ran = kvtool(
+        "bench", "attention", "--inputs", str(tmp_path / "in.npz"), "--device", "cpu", "--json"
+    )
+    assert ran.code == 1
+    assert ran.json["error"]["code"] == "bad_inputs", ran.err
+
+
+@pytest.mark.parametrize("factor", [0.0, 1e-4, 1e-30, 1e4])
+def test_the_size_of_v_decides_no_verdict(kvtool: Kvtool, tmp_path: Path, factor: float) -> None:
+    given = arrays()
+    given["v_cache"] = given["v_cache"] * np.float32(factor)
+    np.savez(tmp_path / "in.npz", **given)
+    ran = kvtool(
+        "bench", "attention", "--inputs", str(tmp_path / "in.npz"), "--device", "cpu", "--budget",
+        "0.1s",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+
+
+def test_blocks_that_no_sequence_uses_take_no_memory_and_ids_beyond_a_length_do_nothing(
+    kvtool: Kvtool, tmp_path: Path
+) -> None:
+    many = np.zeros((20_000, 16, 2, 64), np.float32)
+    given = arrays(k_cache=many, v_cache=many, lengths=np.array([1, 1]))
+    given["block_table"][:, 1:] = 2**40
+    np.savez_compressed(tmp_path / "in.npz", **given)
+    ran = kvtool(
+        "bench", "attention", "--inputs", str(tmp_path / "in.npz"), "--device", "cpu", "--json",
+        "--budget", "0.1s",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert [row["provider"] for row in ran.json["rows"]] == [
+        "paged", "contiguous", "sdpa", "gather-sdpa",
+    ]  # fmt: skip
+
+
+def test_what_has_no_end_is_not_read(kvtool: Kvtool, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.npz")
+    for path in ("/dev/zero", str(tmp_path / "pipe.npz"), str(tmp_path)):
+        ran = kvtool("bench", "attention", "--inputs", path, "--device", "cpu")
+        assert ran.code == 1
+        assert "not a file" in ran.err
+
+
 def test_inputs_that_are_none_are_an_error(kvtool: Kvtool, tmp_path: Path) -> None:
     ran = kvtool("bench", "attention", "--inputs", str(tmp_path / "absent.npz"), "--device", "cpu")
     assert ran.code == 1
@@ -371,6 +447,36 @@ def test_bench_alone_runs_both_with_their_defaults(
         assert asked["decode"]["block_size"] == "64"
         assert asked["decode"]["cache"] == "none,dynamic,static,contiguous,paged,continuous"
         assert ran.json["command"] == "bench"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), KvtoolError("no transformers", "get it")])
+def test_what_ends_decode_keeps_the_rows_of_attention(
+    kvtool: Kvtool, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def models(*arguments: Any) -> Any:
+        raise error
+
+    small = [Measured(rows=kvtool(*SMALL, "--json").json["rows"])]
+    monkeypatch.setattr(bench_run, "measure_cases", lambda *arguments: small[0])
+    monkeypatch.setattr(bench_run, "measure_decode", models)
+    ran = kvtool("bench", "--device", "cpu", "--json")
+    assert ran.code == (130 if isinstance(error, KeyboardInterrupt) else 1)
+    assert len(ran.json["rows"]) == 4
+    assert ran.json["error"]
+
+
+def test_all_takes_one_value_of_what_both_benchmarks_have(kvtool: Kvtool) -> None:
+    for option, typed in (("--kv-dtype", "fp32,bf16"), ("--threads", "1,1")):
+        ran = kvtool("bench", "--device", "cpu", option, typed)
+        assert ran.code == 2
+        assert f"{option} takes one value here" in ran.err
+
+
+def test_an_error_names_the_command_of_the_group(kvtool: Kvtool) -> None:
+    assert kvtool("bench", "attention", "--block-size", "0", "--json").json["command"] == (
+        "bench attention"
+    )
+    assert kvtool("bench", "--block-size", "0", "--json").json["command"] == "bench"
 
 
 def test_help_names_the_commands_and_the_options_of_all(kvtool: Kvtool) -> None:

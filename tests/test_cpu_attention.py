@@ -217,6 +217,56 @@ def test_what_is_refused(change: dict[str, np.ndarray], says: str, threads: int)
         )  # fmt: skip
 
 
+ONE = np.zeros((1, 4, 64), np.float32)
+WRONG: list[dict[str, Any]] = [
+    {"lengths": np.full(1000, 20, np.int32), "table": np.zeros((1000, 2), np.int32)},
+    {"table": np.zeros((0, 2), np.int32)},
+    {"q": np.zeros((2, 4, 64), np.float32)},
+    {"q": np.zeros((1, 4, 64), np.int32)},
+    {"q": np.zeros((4, 64), np.float32)},
+    {"table": np.array([[0.9, 0.9]])},
+    {"table": np.array([[2**32, 1]])},
+    {"table": np.zeros(2, np.int32)},
+    {"table": np.zeros((1, 2, 1), np.int32)},
+    {"lengths": np.array([-1])},
+    {"lengths": np.array([3.0])},
+    {"lengths": [3]},
+    {"cache": np.zeros((9, 0, 16, 64), np.float32)},
+    {"cache": np.zeros((2, 16, 64), np.float32)},
+    {"out": ONE.astype(np.int32)},
+    {"out": np.zeros((2, 4, 64), np.float32)},
+    {"out": None},
+    {"lse": np.zeros((4,), np.float32)},
+    {"window": -1},
+    {"window": 1.5},
+    {"threads": 0},
+]
+
+
+@pytest.mark.parametrize("change", WRONG, ids=str)
+def test_nothing_is_read_or_written_where_it_should_not_be(change: dict[str, Any]) -> None:
+    cache = change.get("cache", np.zeros((9, 2, 16, 64), np.float32))
+    with pytest.raises(KvtoolError):
+        cpu_attention.paged_decode(
+            change.get("q", ONE), cache, cache, change.get("table", np.array([[0, 1]], np.int32)),
+            change.get("lengths", np.array([20], np.int32)), change.get("out", ONE.copy()),
+            change.get("lse", np.zeros((1, 4), np.float32)), scale=1.0,
+            window=change.get("window", 0), threads=change.get("threads", 1),
+        )  # fmt: skip
+
+
+def test_strides_between_elements_are_refused() -> None:
+    raw = np.zeros(9 * 2 * 16 * 64 * 4 + 64, np.uint8)
+    odd = np.lib.stride_tricks.as_strided(
+        raw.view(np.float32), (4, 2, 16, 64), (8193, 4096, 256, 4)
+    )
+    with pytest.raises(KvtoolError, match="cannot be read"):
+        cpu_attention.paged_decode(
+            ONE, odd, odd, np.array([[0, 1]], np.int32), np.array([20], np.int32), ONE.copy(),
+            np.zeros((1, 4), np.float32), scale=1.0,
+        )  # fmt: skip
+
+
 def test_a_head_size_that_is_no_multiple_of_16_is_refused() -> None:
     cache, q = np.zeros((9, 2, 16, 72), np.float32), np.zeros((1, 4, 72), np.float32)
     with pytest.raises(KvtoolError, match="multiple of 16"):

@@ -88,6 +88,12 @@ REFUSED = {
     "lengths of 64 bits": ({"lengths": torch.zeros(3, dtype=torch.int64)}, "lengths must be"),
     "lengths of another batch": ({"lengths": torch.zeros(4, dtype=torch.int32)}, "lengths"),
     "a negative window": ({"window": -1}, "window"),
+    "half a window": ({"window": 1.5}, "window"),
+    "a window beyond int32": ({"window": 2**40}, "window"),
+    "a scale that is no number": ({"scale": float("nan")}, "scale"),
+    "a scale in words": ({"scale": "1"}, "scale"),
+    "no context": ({"max_context": 0}, "max_context"),
+    "a plan in words": ({"plan": "mine"}, "plan must be a Plan"),
     "out of another dtype": ({"out": torch.zeros(3, 8, 64, dtype=torch.bfloat16)}, "out must be"),
     "out with gaps": ({"out": padded(3, 8, 64)}, "out must be contiguous"),
     "out of another shape": ({"out": torch.zeros(3, 8, 65)}, "out must have the shape"),
@@ -121,6 +127,9 @@ def test_a_contiguous_launch_is_refused() -> None:
         ({"tile": 8}, "tile"),
         ({"walk": "wild"}, "walk must be one of chunked, naive"),
         ({"num_splits": 0}, "num_splits"),
+        ({"num_splits": 10**6}, "num_splits"),
+        ({"num_warps": 3}, "num_warps"),
+        ({"num_stages": 99}, "num_stages"),
     ],
 )
 def test_a_plan_is_refused(changes: dict[str, Any], text: str) -> None:

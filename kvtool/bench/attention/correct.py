@@ -22,7 +22,8 @@ fp32. A token lost among 4,096 equals is 2.4e-4."""
 
 MOST_SCORES = 2**23
 """Of a sequence's query heads at once: 64 MiB in float64, and as much again a few times."""
-LARGEST_SCORE = 1e30
+LARGEST = 1e30
+"""Of a score or a sum of |p·v|: fp32 has room for the sums on the way to it."""
 
 
 class Answer(NamedTuple):
@@ -73,7 +74,7 @@ def expected(data: Data) -> Answer:
                 _attend(data, row, tokens, heads, head // group, (out, sums, lse))
     kind = torch.finfo(torch_dtype(case.kv_dtype))
     smallest = max(kind.smallest_normal * kind.eps, float(torch.finfo(torch.float32).tiny))
-    _check_finite(data, out, lse)
+    _check_finite(data, out, sums, lse)
     return Answer(out, sums * (ROUNDINGS * kind.eps + FP32_SUMS) + smallest, lse)
 
 
@@ -91,12 +92,13 @@ def _attend(
     sums[row, heads] = weights @ v.abs()
 
 
-def _check_finite(data: Data, out: Any, lse: Any) -> None:
+def _check_finite(data: Data, out: Any, sums: Any, lse: Any) -> None:
     """Refuse inputs whose answer no kernel can give: NaN, infinities, beyond fp32 or the KV dtype."""
     torch = load_torch()
     most = torch.finfo(torch_dtype(data.case.kv_dtype)).max
     full = lse[data.lengths > 0]
-    fits = bool((full.abs() < LARGEST_SCORE).all()) and bool((out.abs() <= most).all())
+    fits = bool((full.abs() < LARGEST).all()) and bool((sums < LARGEST).all())
+    fits = fits and bool((out.abs() <= most).all())
     if not fits:
         raise KvtoolError(
             "the answer of these inputs is no number, or too large for what it is computed in",

@@ -35,7 +35,9 @@ def paged_decode(
     head_dim] with any strides but the last: float32, float16, or uint16 for the bits of bf16;
     head_dim a multiple of 16. Entries of the table behind a sequence's end may be anything; one
     that is read and names no block is an error. A sequence of length 0: out 0, lse -inf.
+    Raises KvtoolError for what does not fit together.
     """
+    _check(q, k_cache, v_cache, block_table, lengths, out, lse, window, threads)
     shape = _shape(q, k_cache, v_cache)
     work = _chunks(lengths, window, threads)
     out[...], lse[...] = 0, -np.inf
@@ -43,7 +45,8 @@ def paged_decode(
         return
     if int(work[:, 2].max()) > block_table.shape[1] * shape.block_size:
         raise _refused("a sequence is longer than its row of the block table")
-    table = _read_only(np.ascontiguousarray(block_table, np.int32))
+    # Beyond int32 no block exists, and a cast would make some other number of it.
+    table = _read_only(np.ascontiguousarray(np.clip(block_table, -1, 2**31 - 1), np.int32))
     query = _queries(q, scale, shape)
     partial = _new_partial(len(work), shape)
     pools = _pool(k_cache), _pool(v_cache)
@@ -98,6 +101,32 @@ def compiles() -> bool:
     return must_compile(attend)
 
 
+def _check(
+    q: Array, k_cache: Array, v_cache: Array, block_table: Array, lengths: Array, out: Array,
+    lse: Array, window: int, threads: int,
+) -> None:  # fmt: skip
+    """What the machine code believes: it reads and writes where these say, and looks no further."""
+    given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table,
+             "lengths": lengths, "out": out, "lse": lse}  # fmt: skip
+    for (name, array), ndim in zip(given.items(), (3, 4, 4, 2, 1, 3, 2), strict=True):
+        if not isinstance(array, np.ndarray) or array.ndim != ndim:
+            raise _refused(f"{name} is no numpy array of {ndim} dimensions")
+    batch = len(q)
+    if len(lengths) != batch or len(block_table) != batch:
+        raise _refused(f"{batch} queries, {len(lengths)} lengths, {len(block_table)} tables")
+    if block_table.dtype.kind not in "iu" or lengths.dtype.kind not in "iu":
+        raise _refused("block_table and lengths hold integers")
+    if batch and int(lengths.min()) < 0:
+        raise _refused("a length is negative")
+    if q.dtype.kind != "f" or not k_cache.shape[1]:
+        raise _refused(f"queries of {q.dtype}, {k_cache.shape[1]} KV heads")
+    for name, array, shape in (("out", out, q.shape), ("lse", lse, q.shape[:2])):
+        if array.shape != shape or array.dtype != np.float32 or not array.flags.writeable:
+            raise _refused(f"{name} is no float32 of shape {shape} that can be written")
+    if not isinstance(window, int) or window < 0 or not isinstance(threads, int) or threads < 1:
+        raise _refused(f"window {window} or threads {threads} is no count")
+
+
 def _shape(q: Array, k_cache: Array, v_cache: Array) -> Shape:
     """The sizes, once they are what the kernel can take."""
     num_blocks, kv_heads, block_size, head_dim = k_cache.shape
@@ -108,7 +137,8 @@ def _shape(q: Array, k_cache: Array, v_cache: Array) -> Shape:
         raise _refused(f"a head size of {head_dim} is not a multiple of 16")
     for cache in (k_cache, v_cache):
         known = cache.dtype == k_cache.dtype and cache.dtype in (np.float32, np.float16, np.uint16)
-        if not known or cache.strides[3] != cache.itemsize or min(cache.strides) < 0:
+        whole = not any(stride % cache.itemsize for stride in cache.strides)
+        if not known or not whole or cache.strides[3] != cache.itemsize or min(cache.strides) < 0:
             raise _refused(f"a cache of {cache.dtype} with strides {cache.strides} cannot be read")
     heads = -(-group // STEP) * STEP
     line = _LINE_BYTES // k_cache.itemsize
