@@ -17,7 +17,6 @@ that the inner loop is pipelined as the contiguous one is. The naive walk is kep
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,7 +27,6 @@ from . import merge
 from .arguments import (
     block_size_is_supported,
     caches_match,
-    is_count,
     is_dense,
     refuse_unless,
     results_fit,
@@ -40,11 +38,11 @@ from .arguments import (
 )
 from .decode_plan import MIN_TILES, Plan, chunk_ids_for, next_power_of_2, plan_for, rows_for
 from .launch import Launch, Prepared, chip_of, is_interpreted
+from .options import Options, Pair
 
 MAX_BATCH = 65535  # CUDA's limit for this axis of a grid
 
 Tensor = torch.Tensor
-Pair = tuple[Tensor, Tensor]
 
 COMPUTE = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
@@ -149,38 +147,6 @@ def _decode(
     tl.store(out + at[:, None] * D + dims[None, :], values, mask=q_mask & written[:, None])
     # ln 2 makes it natural; highest is -inf where nothing was seen.
     tl.store(lse + at, (highest + tl.log2(divisor)) * 0.6931471805599453, mask=member < GROUP)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What both decode functions take by name.
-
-    scale: of the scores (head_dim ** -0.5); window: tokens that are seen, 0 for all; max_context:
-    the longest that a sequence can be, for the number of splits alone (what the table or K holds);
-    plan: instead of the table's; out, lse, workspace: preallocated, out in q's dtype or fp32.
-    """
-
-    scale: float | None = None
-    window: int = 0
-    max_context: int | None = None
-    plan: Plan | None = None
-    out: Tensor | None = None
-    lse: Tensor | None = None
-    workspace: Pair | None = None
-
-    def __post_init__(self) -> None:
-        is_count(f"window must be 0 (none) or more, not {self.window}", self.window, low=0)
-        if self.max_context is not None:
-            is_count(f"max_context must be at least 1, not {self.max_context}", self.max_context)
-        if self.scale is not None:
-            refuse_unless(
-                isinstance(self.scale, int | float) and math.isfinite(self.scale),
-                f"scale must be a finite number, not {self.scale}",
-            )
-        refuse_unless(
-            self.plan is None or isinstance(self.plan, Plan),
-            f"plan must be a Plan, not {self.plan}",
-        )
 
 
 def workspace_for(q: Tensor, plan: Plan) -> Pair | None:
