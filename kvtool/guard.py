@@ -116,12 +116,18 @@ def quiet() -> Iterator[None]:
     logger = logging.getLogger("transformers")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
+    words = sys.modules.get("transformers.utils.logging")
+    bars = words is not None and words.is_progress_bar_enabled()
+    if words is not None:
+        words.disable_progress_bar()
     try:
         with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
         logger.setLevel(before)
+        if words is not None and bars:
+            words.enable_progress_bar()
 
 
 @contextmanager

@@ -411,6 +411,34 @@ def test_what_decode_cannot_run_is_refused(
     assert "Traceback" not in ran.err
 
 
+def test_decode_refuses_beforehand_what_only_its_last_part_would_meet(
+    kvtool: Kvtool, tiny: Path
+) -> None:
+    asked = ("bench", "decode", "--model", str(tiny), "--device", "cpu", "--json")
+    ran = kvtool(*asked, "--kv-memory", "10KiB")
+    assert (ran.code, ran.json["rows"]) == (1, [])
+    many = ("--batch", "1..100", "--prompt-tokens", "1..100", "--output-tokens", "2..100")
+    ran = kvtool(*asked, *many)
+    assert ran.code == 2
+    assert "rows are too many" in ran.err
+
+
+def test_a_model_whose_logits_are_no_numbers_is_refused(kvtool: Kvtool, tmp_path: Path) -> None:
+    path = tmp_path / "nan.json"
+    path.write_text(json.dumps(CONFIG | {"rms_norm_eps": float("nan")}))
+    ran = kvtool("bench", "decode", "--model", str(path), "--device", "cpu", "--json")
+    assert ran.code == 1
+    assert ran.json["error"]["code"] == "not_runnable"
+    assert "its logits are no numbers" in ran.err
+
+
+def test_providers_that_are_not_here_measure_nothing(kvtool: Kvtool) -> None:
+    ran = kvtool(*SMALL, "--provider", "flashinfer,vllm", "--json")
+    assert ran.code == 1
+    assert ran.json["error"]["code"] == "no_provider"
+    assert len(ran.json["notes"]) == 2
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError(), KvtoolError("full", "less")])
 def test_what_ends_decode_keeps_the_rows_before_it(error: BaseException) -> None:
     def rows() -> Any:

@@ -86,6 +86,12 @@ def _gpu(torch: Any) -> Device:
 
 
 def _cpu() -> Device:
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
+        raise KvtoolError(
+            "NUMBA_DISABLE_JIT is set, and the CPU's kernels are nothing but machine code",
+            "unset it",
+            code="no_compiler",
+        )
     return Device(
         kind="cpu",
         name=_cpu_name(),

@@ -131,6 +131,12 @@ def measure_cases(
             measured.notes += found.notes
             budget_s -= found.sampled_s
             advance(1)
+    if not measured.rows and measured.failed is None:
+        measured.failed = KvtoolError(
+            f"nothing was measured: {', '.join(names)} {'is' if len(names) == 1 else 'are'} not here",
+            f"the notes say why; on this {device.kind} there are paged, contiguous, sdpa, gather-sdpa",
+            code="no_provider",
+        )
     return measured
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from kvtool.bench.roofs import matmul_roof, read_roof
 from kvtool.cli.bench_cases import block_sizes
 from kvtool.cli.bench_emit import Measured, emit, interrupted, params_in_errors
 from kvtool.cli.options import names_in
+from kvtool.cli.scheduler_options import check_rows
 from kvtool.config import LoadedConfig, load_config
 from kvtool.errors import KvtoolError, usage_error
 from kvtool.output import Output
@@ -56,6 +58,9 @@ def measure_decode(
     given: Mapping[str, Any], device: Device, out: Output
 ) -> tuple[Measured, list[str]]:
     """The rows, what ended them early, and what must be said of them."""
+    from kvtool.live import load_libraries
+
+    load_libraries()  # before what imports them at its top
     from kvtool.bench.decode.ragged import ragged_rows, ragged_steps
     from kvtool.bench.decode.uniform import uniform_rows, uniform_steps
 
@@ -79,13 +84,11 @@ def measure_decode(
         def advance(done: str) -> None:
             bar(1)
 
-        def rows() -> Iterator[Row]:
-            if run.cases:
-                yield from uniform_rows(plan, choice, run, roofs, advance=advance)
-            if ragged is not None:
-                yield from ragged_rows(plan, choice, ragged, advance=advance)
-
-        measured = _collected(rows)
+        # Both refuse at once what they know beforehand: not after the other has run.
+        parts = [uniform_rows(plan, choice, run, roofs, advance=advance)] if run.cases else []
+        if ragged is not None:
+            parts.append(ragged_rows(plan, choice, ragged, advance=advance))
+        measured = _collected(lambda: itertools.chain(*parts))
     notes = [*plan.notes, *plan.loaded.notes, *_graph_notes(measured.rows)]
     return measured, notes + (_first_notes(given) if ragged else [])
 
@@ -150,14 +153,15 @@ def _counts(given: Mapping[str, Any], name: str, high: int) -> tuple[int, ...]:
 
 
 def _cases(given: Mapping[str, Any]) -> tuple[DecodeCase, ...]:
-    return decode_cases(
+    lists = (
         tuple(names_in(given["cache"], "--cache", CACHES)),
         _counts(given, "batch", 2**16),
         _counts(given, "prompt_tokens", MOST_TOKENS),
         _counts(given, "output_tokens", MOST_TOKENS),
         tuple(block_sizes(given["block_size"])),
-        max_tokens=_max_model_len(given),
     )
+    check_rows(lists, MOST_CASES)
+    return decode_cases(*lists, max_tokens=_max_model_len(given))
 
 
 def _max_model_len(given: Mapping[str, Any]) -> int | None:

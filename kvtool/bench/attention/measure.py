@@ -94,7 +94,7 @@ def _said(data: Data, timed: dict[str, Sampler]) -> list[str]:
         for name, one in timed.items()
         if one.eager is not None
     ]
-    if not data.is_cold:
+    if timed and not data.is_cold:
         said.append(
             f"batch {case.batch}, context {case.context_tokens:,}: so small that it may be read from "
             "the last-level cache; so may the roofs"

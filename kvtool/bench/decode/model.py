@@ -17,6 +17,7 @@ from kvtool.guard import offline, quiet
 
 Tensor = torch.Tensor
 
+PROBE_TOKENS = 8
 TIED_SCALE = 0.1
 """Of a random embedding table that is also the head."""
 
@@ -80,13 +81,15 @@ def build_model(plan: Blueprint, choice: ModelChoice) -> Decoder:
             module = live.build(plan.config, device=choice.device, dtype=dtype, cls=plan.cls)
             _randomize(module, choice)
     module.requires_grad_(False)
-    return Decoder(
+    decoder = Decoder(
         module=module.eval(),
         plan=plan,
         choice=choice,
         weights="folder" if real else "random",
         cache_name=live.cache_argument(module),
     )
+    check_finite(decoder)
+    return decoder
 
 
 @contextmanager
@@ -122,6 +125,7 @@ def _real(plan: Blueprint, choice: ModelChoice) -> Any:
             trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # told, and refused below
         )
     except Exception as error:
         why = " ".join(str(error).split())[:160]
@@ -136,6 +140,26 @@ def _unfit(plan: Blueprint, why: str) -> KvtoolError:
     return KvtoolError(
         f"the weights in {plan.folder} cannot be used: {why}",
         "--random-weights runs the config without them",
+        code="not_runnable",
+    )
+
+
+def check_finite(decoder: Decoder) -> None:
+    """Refuse a model whose logits are no numbers: all caches would generate the same nonsense."""
+    ids = prompts(decoder, 1, min(PROBE_TOKENS, decoder.plan.max_context or PROBE_TOKENS))
+    decoder.module.set_attn_implementation("sdpa")  # its config may have been run with ours before
+    try:
+        with quiet(), torch.no_grad():
+            logits = decoder.module(input_ids=ids, use_cache=False).logits
+    except (IndexError, ZeroDivisionError, TypeError, ValueError, KeyError) as error:
+        why = f"its own code fails on {ids.shape[1]} tokens ({type(error).__name__})"
+    else:
+        if bool(torch.isfinite(logits).all()):
+            return
+        why = "its logits are no numbers"
+    raise KvtoolError(
+        f"{decoder.plan.name} cannot be run by bench decode: {why}",
+        "look at its config and weights; --dtype fp32 has more room than fp16",
         code="not_runnable",
     )
 

@@ -53,7 +53,8 @@ def ragged_rows(
     advance: Advance = silent,
     make_kernels: Callable[[str, int], Kernels] = kernels_for,
 ) -> Iterator[Row]:
-    """A row for contiguous-max, then one for paged with each block size. Raises KvtoolError.
+    """A row for contiguous-max, then one for paged with each block size. Raises KvtoolError, for what
+    can be known beforehand at once.
 
     A row is that of its cache's median run. `same_tokens` is that of the first `check_requests`
     requests in every run; False is a wrong answer.
@@ -63,7 +64,7 @@ def ragged_rows(
     check_memory(plan, choice, {"cache": run.kv_budget_bytes}, what="ragged batching", lower=LOWER)
     for pool in pools:
         check_fits(_prompts(plan, run), run.samples, BlockPool(pool.num_blocks, pool.block_size))
-    yield from hushed(_rows(plan, choice, run, pools, advance, make_kernels), run.threads)
+    return hushed(_rows(plan, choice, run, pools, advance, make_kernels), run.threads)
 
 
 def warms_up_whole(device: str) -> bool:

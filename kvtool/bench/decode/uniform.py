@@ -65,7 +65,8 @@ def uniform_rows(
     advance: Advance = silent,
     make_kernels: Callable[[str, int], Kernels] = kernels_for,
 ) -> Iterator[Row]:
-    """A row for each case, its shape's DynamicCache first. Raises KvtoolError.
+    """A row for each case, its shape's DynamicCache first. Raises KvtoolError, for what can be known
+    beforehand at once.
 
     `same_tokens` False in a row is a wrong answer: the caller's exit code is 1.
     """
@@ -73,7 +74,7 @@ def uniform_rows(
         refuse_long(plan, case.total_tokens)
         needed = case_bytes(plan, case, ITEM_BYTES[choice.dtype])
         check_memory(plan, choice, needed, what=case_words(case), lower=LOWER)
-    yield from hushed(_all_rows(plan, choice, run, roofs, advance, make_kernels), run.threads)
+    return hushed(_all_rows(plan, choice, run, roofs, advance, make_kernels), run.threads)
 
 
 def _all_rows(
