@@ -74,7 +74,7 @@ STEPS = (
     Step("skew", f"attention -b 32 -c 3008 --skew 1,21 {OURS} --budget 10s",
          "-b 2 -c 64 --skew 1,2", 60),
     Step("decode", "decode --model llama-3-8b --batch 1,16 --prompt-tokens 1k --output-tokens 48 "
-         "--cache dynamic,contiguous,paged --repeats 3 --num-requests 24",
+         "--cache dynamic,contiguous,paged --repeats 3 --num-requests 12",
          "--model smollm2-135m --layers 1 --batch 1 --prompt-tokens 8 --output-tokens 4 "
          "--num-requests 2 --repeats 1", 180),
     Step(
