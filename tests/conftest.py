@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from ran import Ran
 
 from kvtool import catalog
 from kvtool.cli.main import run
-
-
-@dataclass(frozen=True)
-class Ran:
-    """One run of the command line."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> dict[str, Any]:
-        """stdout as the JSON object it must be."""
-        value: dict[str, Any] = json.loads(self.out)
-        return value
 
 
 @pytest.fixture(scope="session")

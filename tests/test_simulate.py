@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Ran
 from hypothesis import HealthCheck, given, settings
+from ran import Ran
 from sim_cases import (
     ROW_IDS,
     Case,
