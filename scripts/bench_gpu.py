@@ -287,6 +287,13 @@ def table(folder: Path) -> list[str]:
     return lines
 
 
+def has_gpu() -> bool:
+    """Whether `kvtool bench` would find one."""
+    asked = "from kvtool.bench.device import find_device; find_device('cuda')"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True)
+    return done.returncode == 0
+
+
 def main() -> int:
     """Run the steps; after each one the table is written anew."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -298,6 +305,12 @@ def main() -> int:
     wanted = set(asked.only.split(",")) if asked.only else names
     if not wanted <= names:
         parser.error(f"no such step: {', '.join(sorted(wanted - names))}")
+    if not asked.small and not has_gpu():
+        print(
+            "Error: torch sees no GPU here\nHint: --small runs the steps on tiny cases",
+            file=sys.stderr,
+        )
+        return 1
     asked.folder.mkdir(parents=True, exist_ok=True)
     failed, ends, page = False, time.monotonic() + DEADLINE_S, ""
     for step in (one for one in STEPS if one.name in wanted):
@@ -307,7 +320,8 @@ def main() -> int:
             said, seconds = run_step(step, asked.folder, asked.small, left)
         failed |= said != "ok"
         print(f"{step.name:<12} {seconds:6.1f} s  {said}", flush=True)
-        page = "\n".join([f"{datetime.now(UTC):%Y-%m-%d}", *table(asked.folder), ""])
+        what = " on tiny cases: no figure stands for its name" if asked.small else ""
+        page = "\n".join([f"{datetime.now(UTC):%Y-%m-%d}{what}", *table(asked.folder), ""])
         (asked.folder / "table.md").write_text(page, "utf-8")
     print(f"\n{page}", end="")
     return int(failed)

@@ -29,7 +29,7 @@ def row(**given: Any) -> dict[str, Any]:
         "prompt_tokens": 20, "output_tokens": 8, "block_size": 16, "dtype": "fp32", "layers": 2,
         "weights": "random", "weights_bytes": 1000, "bytes_per_token": 10, "repeats": 3,
         "ttft_s": 0.1, "tpot_s_p50": 0.1, "itl_s_p99": 0.1, "output_tokens_per_s": 10.0,
-        "kv_reserved_bytes": 10, "kv_used_bytes": 10, "step_bytes": 2000, "same_tokens": True,
+        "kv_reserved_bytes": 10, "kv_used_bytes": 10, "step_bytes": 2000, "step_cache_bytes": 0, "same_tokens": True,
         "ties": 0, "baseline": "dynamic", "predicted_gain": 1.1, "measured_gain": 1.05,
         "measured_gain_ci": [1.01, 1.09], "cuda_graph": False,
     }  # fmt: skip
@@ -139,3 +139,8 @@ def test_a_list_of_dtypes_is_a_usage_error(kvtool: Kvtool, tiny: tuple[str, ...]
     ran = kvtool(*tiny, "--prompt-tokens", "20", "--dtype", "fp32,bf16")
     assert ran.code == 2
     assert "--dtype takes one value" in ran.err
+
+
+def test_a_window_bounds_the_share_of_the_cache() -> None:
+    windowed = row(bytes_per_token=3072, step_bytes=1000, step_cache_bytes=12)
+    assert "the cache is 1.2% of the bytes" in " ".join(sentences([windowed], {}))

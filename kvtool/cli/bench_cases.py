@@ -150,6 +150,12 @@ def _heads_of(model: str) -> tuple[list[tuple[int, int, int]], list[str]]:
             code="no_kernel",
         )
     notes = list(loaded.notes)
+    windows = [one.window for one in plain if one.window]
+    if windows:
+        notes.append(
+            f"{loaded.name}: {len(windows)} of its {len(shape.layers)} layers see at most "
+            f"{max(windows):,} tokens; what is measured is a layer that sees the whole context"
+        )
     if number < len(shape.layers):
         notes.append(
             f"{loaded.name}: these are the heads of {number} of its {len(shape.layers)} layers"

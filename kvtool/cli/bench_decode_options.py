@@ -95,7 +95,7 @@ KvMemoryOpt = Annotated[
     str | None,
     typer.Option(
         "--kv-memory", metavar="BYTES", rich_help_panel=RAGGED, show_default=False,
-        help="Memory of the cache, such as 64MiB. Default: 2 reservations of --max-model-len.",
+        help="Memory of the cache, such as 64MiB. Default: 2 reservations of --max-model-len, or one for each of --n.",
     ),
 ]  # fmt: skip
 RepeatsOpt = Annotated[

@@ -90,6 +90,10 @@ def measure_decode(
             parts.append(ragged_rows(plan, choice, ragged, advance=advance))
         measured = _collected(lambda: itertools.chain(*parts))
     notes = [*plan.notes, *plan.loaded.notes, *_graph_notes(measured.rows)]
+    if any(plan.heads.windows):
+        notes.append(
+            "layers with a window keep all their blocks in our caches; a step reads the window alone"
+        )
     return measured, notes + (_first_notes(given) if ragged else [])
 
 
@@ -196,7 +200,7 @@ def _ragged(given: Mapping[str, Any], plan: Blueprint, choice: ModelChoice) -> R
         requests=made_requests(
             given["num_requests"], most, prompt_mean=prompt, output_mean=output, seed=given["seed"]
         ),
-        kv_budget_bytes=RESERVATIONS * most * token_bytes
+        kv_budget_bytes=max(RESERVATIONS, given["n"]) * most * token_bytes
         if typed is None
         else parse_bytes(typed, name="--kv-memory"),
         max_model_len=most,

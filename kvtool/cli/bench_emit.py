@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from kvtool.errors import INTERRUPTED, KvtoolError
-from kvtool.output import Output
+from kvtool.output import PICTURES, Output
 from kvtool.run import Row, Run, environment
 from kvtool.view.bench import view
 
+BUSY = 1.15
+"""Times the CPU time: a quiet machine stays below it."""
 ON_A_CPU = "no GPU here: this measures the CPU backend, and says nothing about a GPU"
 
 
@@ -27,10 +29,10 @@ class Measured:
 
 def interrupted(rows: int, where: str) -> KvtoolError:
     """Ctrl-C, with what had been measured."""
-    kept = "what was measured is above" if rows else "nothing was measured yet"
+    kept = "what was measured is kept" if rows else "nothing was measured yet"
     return KvtoolError(
         f"interrupted after {where}",
-        f"{kept}; run again for the rest",
+        f"{kept}; a new run starts from the beginning",
         code="interrupted",
         exit_code=INTERRUPTED,
     )
@@ -47,14 +49,31 @@ def emit(
     """Everything that was found as one run; a wrong kernel fails it."""
     if env["device"] == "cpu" and given["device"] == "auto":
         notes = [ON_A_CPU, *notes]
+    if out.path is not None and out.path.suffix.lower() in PICTURES:
+        out.print_result = True  # minutes of measuring are not for a picture alone
     run = Run(
         command=command,
         params={name: _plain(value) for name, value in given.items()},
         rows=tuple(measured.rows),
-        notes=(*notes, *dict.fromkeys(measured.notes)),
+        notes=(*notes, *_busy(measured.rows), *dict.fromkeys(measured.notes)),
         env=environment() | dict(env),
     )
     out.emit(run, view(run), failed=wrong(measured.rows) or measured.failed)
+
+
+def _busy(rows: Sequence[Row]) -> list[str]:
+    """Whether somebody else had the core while one thread was timed."""
+    waits = [
+        row["time_s_p50"] / row["cpu_time_s_p50"]
+        for row in rows
+        if row.get("threads") == 1 and row.get("cpu_time_s_p50")
+    ]
+    if not waits or max(waits) < BUSY:
+        return []
+    return [
+        f"this machine was busy: a call took up to {max(waits):.1f} times its CPU time; repeat on a "
+        "quiet one before quoting a figure"
+    ]
 
 
 def wrong(rows: Sequence[Row]) -> KvtoolError | None:

@@ -102,7 +102,7 @@ ProviderOpt = Annotated[
     typer.Option(
         "--provider", metavar="NAME", rich_help_panel=CASE, show_default=False,
         help="Some of paged, contiguous, sdpa, gather-sdpa, flashinfer, flash-attn, vllm. Default: "
-        "all that are here.",
+        "all that are here. Only if named: paged-naive.",
     ),
 ]  # fmt: skip
 DeviceOpt = Annotated[

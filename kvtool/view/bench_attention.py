@@ -18,6 +18,7 @@ CASE = (
 HEADS = ("query_heads", "kv_heads", "head_dim")
 TITLES = {"context_tokens": "context"}
 MOST_VERDICTS = 12
+MOST_LINES = 7
 
 
 def table(rows: Sequence[Row]) -> Table:
@@ -153,8 +154,9 @@ def _verdicts(rows: Sequence[Row]) -> list[str]:
         # On a CPU the contiguous cache is one block a sequence: the table is looked up in both.
         what = "paging" if row["device"] == "cuda" else "where the blocks lie"
         interval = f"(95 %: {low:.1%} to {high:.1%})"
+        verb = "costs" if row["overhead"] >= 0 else "saves"
         what = (
-            f"{what} costs {row['overhead']:.1%} {interval}"
+            f"{what} {verb} {abs(row['overhead']):.1%} {interval}"
             if row["overhead_resolved"]
             else f"what {what} costs is not resolved {interval}"
         )
@@ -177,8 +179,10 @@ def _roofline(rows: Sequence[Row]) -> list[str]:
         intensity = row["flops"] / row["bytes_useful"]
         ridge = row["peak_flop_per_s"] / (row["read_roof_gb_per_s"] * 1e9)
         bound = "memory" if intensity < ridge else "arithmetic"
+        apart = [name for name in ("kv_dtype", "threads") if name in varying_in(rows)]
+        label = ", ".join(f"{_title(name)} {value_of(row[name])}" for name in apart)
         said.append(
-            f"Arithmetic intensity {intensity:.1f} FLOP a byte; the measured roofs "
+            f"{label}{': a' if label else 'A'}rithmetic intensity {intensity:.1f} FLOP a byte; the measured roofs "
             f"({row['read_roof_gb_per_s']:,.1f} GB/s read, {row['peak_flop_per_s'] / 1e9:,.0f} "
             f"GFLOP/s of a matrix product) meet at {ridge:.1f}: decode is bound by {bound}."
         )
@@ -206,6 +210,8 @@ def _bandwidth(rows: Sequence[Row], axis: str, place: str) -> Chart:
         lines.setdefault(_label(row, others), []).append((row[axis], row["gb_per_s"]))
     for row in rows:  # the roof of a case is the same in each of its rows
         lines.setdefault("read roof", []).append((row[axis], row["read_roof_gb_per_s"]))
+    if len(lines) > MOST_LINES:  # what paging is about: more would be told apart by nobody
+        lines = {name: at for name, at in lines.items() if name.startswith(("paged", "read roof"))}
     unit = "block size (tokens)" if axis == "block_size" else "context (tokens)"
     return Chart(
         title=f"Decode attention on {place}",
@@ -234,8 +240,8 @@ def _label(row: Row, names: Sequence[str]) -> str:
 
 def _roofline_chart(rows: Sequence[Row]) -> Chart:
     """Operations a second against operations a byte, under the two measured roofs."""
-    first = rows[0]
-    read, peak = first["read_roof_gb_per_s"], (first["peak_flop_per_s"] or 0) / 1e9
+    read = max(row["read_roof_gb_per_s"] for row in rows)
+    peak = max(row["peak_flop_per_s"] or 0 for row in rows) / 1e9
     ridge = peak / read if peak else 1.0
     shown = [row["flops"] / row["bytes_useful"] for row in rows]
     ends = (min(*shown, ridge) / 4, ridge, max(*shown, ridge) * 4)
@@ -245,7 +251,7 @@ def _roofline_chart(rows: Sequence[Row]) -> Chart:
         at = (row["flops"] / row["bytes_useful"], row["flops"] / row["time_s_p50"] / 1e9)
         points.setdefault(row["provider"], []).append(at)
     return Chart(
-        title="Roofline",
+        title="Roofline, under the highest roofs of the cases",
         x_label="FLOP a byte",
         y_label="GFLOP/s",
         lines=(

@@ -64,7 +64,8 @@ def _speeds(rows: Sequence[Row]) -> Cells:
     cells: Cells = {
         "TTFT": lambda row: _seconds(row["ttft_s"]),
         "TPOT p50": lambda row: _seconds(row["tpot_s_p50"]),
-        "ITL p99": lambda row: _seconds(row["itl_s_p99"]),
+        "ITL p50": lambda row: _seconds(row["itl_s_p50"]),
+        "p99": lambda row: _seconds(row["itl_s_p99"]),
         "tokens/s": lambda row: _number(row["output_tokens_per_s"]),
     }
     baselines = {row["baseline"] for row in rows} - {None}
@@ -203,9 +204,7 @@ def _weight(rows: Sequence[Row]) -> list[str]:
     if not paged:
         return []
     small, large = (choose(paged, key=lambda row: row["batch"]) for choose in (min, max))
-    shares = [
-        (row["step_bytes"] - _weights_read(row)) / row["step_bytes"] for row in (small, large)
-    ]
+    shares = [row["step_cache_bytes"] / row["step_bytes"] for row in (small, large)]
     if small["batch"] == large["batch"]:
         text = (
             f"At batch {small['batch']} the cache is {shares[0]:.1%} of the bytes that a step reads"
@@ -216,17 +215,11 @@ def _weight(rows: Sequence[Row]) -> list[str]:
             f"and {shares[1]:.1%} at batch {large['batch']}"
         )
     end = (
-        ": the weights dwarf it, and no layout of it can gain more."
+        ": the weights dwarf it, and no layout of the cache gains more than that."
         if shares[1] < SMALL_CACHE
         else "."
     )
     return [text + end]
-
-
-def _weights_read(row: Row) -> int:
-    """A step's bytes without the cache: of each sequence what it holds in the middle of the output."""
-    held = row["prompt_tokens"] + row["output_tokens"] // 2
-    return max(int(row["step_bytes"] - row["batch"] * held * row["bytes_per_token"]), 0)
 
 
 def _batches(rows: Sequence[Row]) -> list[str]:

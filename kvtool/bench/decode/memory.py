@@ -10,6 +10,8 @@ from kvtool.bench.device import free_memory
 from kvtool.errors import KvtoolError
 from kvtool.units import format_bytes
 
+SHARE_OF_WEIGHTS = 0.7
+"""Of free memory: above it there is no room beside the weights."""
 ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
@@ -65,9 +67,21 @@ def check_memory(
         terms = " + ".join(f"{format_bytes(size)} {name}" for name, size in parts.items() if size)
         raise KvtoolError(
             f"{what} needs {format_bytes(total)} ({terms}), and {format_bytes(there)} are free",
-            f"lower {lower}, or --layers",
+            _what_helps(plan, choice, there, lower, weights),
             code="out_of_memory",
         )
+
+
+def _what_helps(plan: Blueprint, choice: ModelChoice, there: int, lower: str, weights: int) -> str:
+    """What to lower: of a model whose weights alone do not fit, the layers or the dtype."""
+    if weights < SHARE_OF_WEIGHTS * there:
+        return f"lower {lower}, or --layers"
+    item = ITEM_BYTES[choice.dtype]
+    layer = plan.linear_parameters // plan.heads.num_layers
+    rest = plan.num_parameters - plan.linear_parameters
+    fit = int((SHARE_OF_WEIGHTS * there / item - rest) // max(layer, 1))
+    narrower = "" if item == 2 else "--dtype bf16 halves it; "
+    return f"{narrower}--layers {max(1, fit)} is about what fits"
 
 
 def case_words(case: DecodeCase) -> str:

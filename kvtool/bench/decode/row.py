@@ -149,6 +149,7 @@ def _shares(bench: Bench, case: DecodeCase, first: float, gap: float) -> Row:
     prefill_flops = arithmetic.prefill_flops(plan, case.batch, case.prompt_tokens)
     return {
         "step_bytes": step_bytes if dense else None,
+        "step_cache_bytes": step_bytes - weights,
         "step_flops": arithmetic.step_flops(plan, case) if dense else None,
         "mfu_prefill": _share(prefill_flops, first, peak),
         "mfu_decode": _share(arithmetic.step_flops(plan, case), gap, peak),

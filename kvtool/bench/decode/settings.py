@@ -242,7 +242,7 @@ ROW: dict[str, Any] = dict.fromkeys(
         "weights_bytes", "bytes_per_token", "kv_budget_bytes", "num_blocks", "repeats", "ttft_s",
         "tpot_s_p50", "tpot_s_p99", "itl_s_p50", "itl_s_p99", "output_tokens_per_s",
         "decode_tokens_per_s", "wall_s", "kv_reserved_bytes", "kv_used_bytes", "peak_bytes",
-        "step_bytes", "step_flops", "mfu_prefill", "mfu_decode", "mbu_prefill", "mbu",
+        "step_bytes", "step_cache_bytes", "step_flops", "mfu_prefill", "mfu_decode", "mbu_prefill", "mbu",
         "matmul_peak_flops", "read_roof_bytes_per_s", "mean_batch", "peak_batch", "steps",
         "preemptions", "recomputed_tokens", "shared_blocks", "copied_blocks", "same_tokens",
         "ties", "checked_sequences", "baseline", "predicted_gain", "measured_gain",
