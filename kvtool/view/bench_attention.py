@@ -152,7 +152,7 @@ def _verdicts(rows: Sequence[Row]) -> list[str]:
         low, high = row["overhead_ci"]
         where = ", ".join(f"{_title(name)} {value_of(row[name])}" for name in varying)
         # On a CPU the contiguous cache is one block a sequence: the table is looked up in both.
-        what = "paging" if row["device"] == "cuda" else "where the blocks lie"
+        what = "paging" if row["device"] == "cuda" else "the place of the blocks"
         interval = f"(95 %: {low:.1%} to {high:.1%})"
         verb = "costs" if row["overhead"] >= 0 else "saves"
         what = (
