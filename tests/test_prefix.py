@@ -55,6 +55,11 @@ def test_the_fast_radix_tree_is_the_plain_one(requests: HashedRequests, cache: C
 def test_chunks_and_forgotten_keys_change_nothing(
     requests: HashedRequests, cache: Cache, size: int
 ) -> None:
+    forgets_often(requests, cache, size)
+
+
+def forgets_often(requests: HashedRequests, cache: Cache, size: int) -> None:
+    """The same integers in chunks, with keys dropped whenever one can be."""
     whole = replay(cache, [requests], with_hits=True)
     before, driver.FEWEST_KEYS = driver.FEWEST_KEYS, 0
     spared, driver.KEYS_PER_CACHED = driver.KEYS_PER_CACHED, 1
@@ -62,6 +67,17 @@ def test_chunks_and_forgotten_keys_change_nothing(
         same(replay(cache, cut_up(requests, size), with_hits=True), whole)
     finally:
         driver.FEWEST_KEYS, driver.KEYS_PER_CACHED = before, spared
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_evicted_block_has_no_name_left_to_forget(policy: str) -> None:
+    requests = HashedRequests(
+        arrival_ns=np.array([0, 1, 2]), prompt_tokens=np.array([12, 6, 6]),
+        output_tokens=np.array([0, 0, 0]), hash_ids=np.array([0, 0, 0, 0]),
+        starts=np.array([0, 2, 3, 4]), block_size=6,
+    )  # fmt: skip
+    cache = Cache(capacity_blocks=1, block_size=12, index=HASH, policy=policy)
+    forgets_often(requests, cache, 1)
 
 
 @FEW

@@ -71,5 +71,6 @@ def lose_id(pool: Any, blocks: Any, block_of: Any, at: int) -> None:
             while blocks[before].twin != at:
                 before = blocks[before].twin
             blocks[before].twin = twin
+    blocks[at].id = NONE  # else `forget` would take it for a block that is cached
     blocks[pool.spares].spare = at
     pool.spares += 1
