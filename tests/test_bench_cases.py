@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvtool.bench.attention import data as cases
 from kvtool.bench.attention.case import BLOCK_SIZES, PATTERNS, check
 from kvtool.bench.attention.correct import expected, verdict
-from kvtool.bench.attention.providers import Prepared
+from kvtool.bench.attention.prepared import Prepared
 from kvtool.bench.attention.tables import block_tables
 from kvtool.errors import KvtoolError
 

@@ -13,10 +13,11 @@ import pytest
 from bench_cases import CPU, case
 
 from kvtool.bench.attention import data as cases
-from kvtool.bench.attention import providers
+from kvtool.bench.attention import providers, torch_providers
 from kvtool.bench.attention.correct import expected, verdict
 from kvtool.bench.attention.measure import measure_case
-from kvtool.bench.attention.providers import Missing, Prepared, Provider
+from kvtool.bench.attention.prepared import Missing, Prepared
+from kvtool.bench.attention.providers import Provider
 
 pytest.importorskip("torch")
 TESTS = Path(__file__).parent
@@ -72,7 +73,7 @@ def _measured(monkeypatch: pytest.MonkeyPatch, name: str, prepare: Any) -> Any:
 
 def test_a_wrong_provider_gets_a_row_and_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     def off_by_a_little(data: cases.Data) -> Prepared:
-        right = providers.sdpa(data)
+        right = torch_providers.sdpa(data)
         return replace(right, output=lambda pool: right.output(pool) * 1.01)
 
     found = _measured(monkeypatch, "sdpa", off_by_a_little)

@@ -55,6 +55,12 @@ def load_torch() -> Any:
     return torch
 
 
+def torch_dtype(name: str) -> Any:
+    """torch's dtype of a KV dtype."""
+    torch = load_torch()
+    return {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[name]
+
+
 def find_device(asked: str = "auto") -> Device:
     """The device of that name; `auto` is the GPU if there is one. Raises KvtoolError."""
     if asked not in NAMES:

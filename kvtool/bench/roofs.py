@@ -9,8 +9,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from kvtool.bench.attention.data import torch_dtype
-from kvtool.bench.device import Device, load_torch
+from kvtool.bench.device import Device, load_torch, torch_dtype
 from kvtool.bench.timer import Call, measure, samplers
 
 ROUNDS = 9

@@ -12,6 +12,7 @@ from kvtool.cli.options import (
     QuietOpt,
     SeedOpt,
     VerboseOpt,
+    defaults_of,
     output_from,
 )
 
@@ -61,4 +62,4 @@ def attention(
     out = output_from(format, json, output, quiet, verbose)
     from kvtool.cli.bench_attention_run import run_attention
 
-    run_attention(given, out)
+    run_attention(given, defaults_of(attention), out)

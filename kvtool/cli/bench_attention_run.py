@@ -17,10 +17,9 @@ from kvtool.bench.cpu.attention import compiles
 from kvtool.bench.device import Device, describe, find_device
 from kvtool.bench.failures import named_failure
 from kvtool.bench.roofs import matmul_roof
-from kvtool.cli.bench_attention import attention
 from kvtool.cli.bench_cases import cases_of
 from kvtool.cli.bench_emit import Measured, emit, interrupted, params_in_errors
-from kvtool.cli.options import defaults_of, names_in
+from kvtool.cli.options import names_in
 from kvtool.errors import KvtoolError, usage_error
 from kvtool.guard import stdout_for_data
 from kvtool.output import Output, check_not_read, check_writable, write_file
@@ -32,12 +31,12 @@ GIVEN_BY_A_FILE = (
 )  # fmt: skip
 
 
-def run_attention(given: Mapping[str, Any], out: Output) -> None:
-    """Measure the cases, or list them."""
+def run_attention(given: Mapping[str, Any], usual: Mapping[str, Any], out: Output) -> None:
+    """Measure the cases, or list them; `usual` are the options as they stand untyped."""
     with params_in_errors(given):
         device = find_device(given["device"])
         inputs = None if given["inputs"] is None else npz.read_inputs(given["inputs"])
-        listed, notes = _listed(given, device, inputs)
+        listed, notes = _listed(given, usual, device, inputs)
         _check_files(given, listed, out.path)
         budget_s = parse_seconds(given["budget"], name="--budget")
         env = describe(device, threads=max(case.threads or 0 for case in listed) or None)
@@ -51,11 +50,10 @@ def run_attention(given: Mapping[str, Any], out: Output) -> None:
 
 
 def _listed(
-    given: Mapping[str, Any], device: Device, inputs: npz.Inputs | None
+    given: Mapping[str, Any], usual: Mapping[str, Any], device: Device, inputs: npz.Inputs | None
 ) -> tuple[list[Case], list[str]]:
     if inputs is None:
         return cases_of(given, device)
-    usual = defaults_of(attention)
     for name in GIVEN_BY_A_FILE:
         if given[name] != usual[name]:
             option = f"--{name.replace('_', '-')}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from kvtool.bench.attention.data import Data, factor, torch_dtype
-from kvtool.bench.attention.providers import Prepared
-from kvtool.bench.device import load_torch
+from kvtool.bench.attention.data import Data, factor
+from kvtool.bench.attention.prepared import Prepared
+from kvtool.bench.device import load_torch, torch_dtype
 from kvtool.errors import KvtoolError
 
 ROUNDINGS = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvtool.bench.attention.data import Data
-from kvtool.bench.attention.providers import Missing, Prepared
+from kvtool.bench.attention.prepared import Missing, Prepared
 from kvtool.bench.device import load_torch
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvtool.bench.attention.case import KV_DTYPES, Case
 from kvtool.bench.attention.tables import block_tables
-from kvtool.bench.device import Device, load_torch
+from kvtool.bench.device import Device, load_torch, torch_dtype
 from kvtool.errors import KvtoolError
 
 COLD = 3
@@ -167,12 +167,6 @@ def _check_memory(case: Case, device: Device) -> None:
     needed = memory_of(case, pools=1)
     if needed > MOST_SHARE * device.free_bytes:
         raise out_of_memory(case, needed, device)
-
-
-def torch_dtype(name: str) -> Any:
-    """torch's dtype of a KV dtype."""
-    torch = load_torch()
-    return {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[name]
 
 
 def flat(tensor: Any) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvtool.bench.attention.data import Data
-from kvtool.bench.attention.providers import Missing, Prepared
+from kvtool.bench.attention.prepared import Missing, Prepared
 from kvtool.bench.device import load_torch
 
 FLASHINFER_WORKSPACE = 128 * 2**20

@@ -10,7 +10,8 @@ from kvtool.bench import roofs
 from kvtool.bench.attention.case import Case
 from kvtool.bench.attention.correct import Answer, Verdict, expected, spoil, verdict
 from kvtool.bench.attention.data import Data, make
-from kvtool.bench.attention.providers import Missing, Prepared, Provider, providers_of
+from kvtool.bench.attention.prepared import Missing, Prepared
+from kvtool.bench.attention.providers import Provider, providers_of
 from kvtool.bench.attention.row import COPY, READ, TIMED, base_row, clocks, times
 from kvtool.bench.device import load_torch, nvml_record
 from kvtool.bench.timer import Sampler, Samples, measure, samplers

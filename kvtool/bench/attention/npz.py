@@ -22,7 +22,7 @@ import numpy as np
 
 from kvtool.bench.attention.case import BLOCK_SIZES, HEAD_DIMS, Case
 from kvtool.bench.attention.data import Data
-from kvtool.bench.attention.providers import Prepared
+from kvtool.bench.attention.prepared import Prepared
 from kvtool.bench.device import free_memory, load_torch
 from kvtool.errors import KvtoolError
 

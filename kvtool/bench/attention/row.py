@@ -6,7 +6,7 @@ from typing import Any
 
 from kvtool.bench.attention.correct import Verdict
 from kvtool.bench.attention.data import Data
-from kvtool.bench.attention.providers import Prepared
+from kvtool.bench.attention.prepared import Prepared
 from kvtool.bench.timer import Sampler, Samples
 from kvtool.run import Row
 from kvtool.stats import Ratio, median, paired_ratio, quantile
