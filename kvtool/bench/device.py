@@ -12,6 +12,7 @@ from typing import Any, Literal
 from kvtool.errors import KvtoolError, did_you_mean, usage_error
 
 NAMES = ("auto", "cuda", "cpu")
+TORCH_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _PEERS = ("flashinfer-python", "flash-attn", "flash_attn_3", "vllm")
 _CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
 _UNKNOWN_CACHE = 32 * 2**20
@@ -57,8 +58,14 @@ def load_torch() -> Any:
 
 def torch_dtype(name: str) -> Any:
     """torch's dtype of a KV dtype."""
-    torch = load_torch()
-    return {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[name]
+    return getattr(load_torch(), TORCH_DTYPES[name])
+
+
+def numpy_of(tensor: Any) -> Any:
+    """A tensor's memory as numpy, which has no bf16: its bits are given, as uint16."""
+    if tensor.dtype == load_torch().bfloat16:
+        return tensor.view(load_torch().int16).numpy().view("uint16")
+    return tensor.numpy()
 
 
 def find_device(asked: str = "auto") -> Device:

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvtool.bench.attention.case import (
-    BLOCK_SIZES,
     HEAD_DIMS,
     KV_DTYPES,
     LAYOUTS,
     PATTERNS,
     Case,
     check,
+    check_block_size,
 )
 from kvtool.bench.device import Device
 from kvtool.cli.options import names_in
@@ -83,11 +83,7 @@ def block_sizes(typed: str) -> list[int]:
     """The block sizes, each a power of two that a kernel is made for."""
     sizes = parse_counts(typed, name="--block-size", low=0, high=2**20)
     for size in sizes:
-        if size not in BLOCK_SIZES:
-            raise usage_error(
-                f"--block-size {size}: the kernels take powers of two from 1 to 256",
-                "try --block-size 16; kvtool fragment takes any block size",
-            )
+        check_block_size(size)
     return sizes
 
 

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvtool.bench.attention.case import KV_DTYPES
 from kvtool.bench.decode.failures import named_failure
 from kvtool.bench.decode.settings import (
     CACHES,
@@ -192,9 +193,7 @@ def _ragged(given: Mapping[str, Any], plan: Blueprint, choice: ModelChoice) -> R
     most = _max_model_len(given) or min(
         RAGGED_MEANS * (prompt + output), plan.max_context or MOST_TOKENS
     )
-    from kvtool.bench.decode.memory import ITEM_BYTES
-
-    token_bytes = plan.heads.token_bytes(ITEM_BYTES[choice.dtype])
+    token_bytes = plan.heads.token_bytes(KV_DTYPES[choice.dtype])
     typed = given["kv_memory"]
     return RaggedRun(
         requests=made_requests(

@@ -104,13 +104,18 @@ class Case:
         return 4 * sum(self.lengths) * self.query_heads * self.head_dim
 
 
-def check(case: Case) -> None:
-    """Refuse what no kernel here computes. Raises a usage error."""
-    if case.block_size not in BLOCK_SIZES:
+def check_block_size(size: int) -> None:
+    """Refuse what no kernel is made for. Raises a usage error."""
+    if size not in BLOCK_SIZES:
         raise usage_error(
-            f"--block-size {case.block_size}: the kernels take powers of two from 1 to 256",
+            f"--block-size {size}: the kernels take powers of two from 1 to 256",
             "try --block-size 16; kvtool fragment takes any block size",
         )
+
+
+def check(case: Case) -> None:
+    """Refuse what no kernel here computes. Raises a usage error."""
+    check_block_size(case.block_size)
     if case.head_dim not in HEAD_DIMS:
         raise usage_error(
             f"--head-dim {case.head_dim} is not supported by the kernels",

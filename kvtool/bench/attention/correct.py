@@ -145,32 +145,25 @@ def _pool_verdict(data: Data, one: Prepared, answer: Answer, pool: int) -> Verdi
         return Verdict(None, float(allowed.max()), None, None, None)
     shares = error / allowed
     at = int(shares.argmax())
-    lse = None if one.lse is None else one.lse(pool).double()
+    lse_error, lse_share = (
+        (None, None) if one.lse is None else _lse_errors(one.lse(pool).double(), answer.lse)
+    )
     return Verdict(
         max_abs_error=float(error.max()),
         tolerance=float(allowed.flatten()[at]),
         error_share=float(shares.flatten()[at]),
-        max_lse_error=None if lse is None else _lse_error(lse, answer.lse),
-        lse_share=None if lse is None else _lse_share(lse, answer.lse),
+        max_lse_error=lse_error,
+        lse_share=lse_share,
     )
 
 
-def _lse_error(found: Any, answer: Any) -> float | None:
-    """The largest difference where sequences have tokens; None if one is no number."""
-    torch = load_torch()
-    full = ~torch.isneginf(answer)
-    error = (found - answer)[full].abs()
-    worst = float(error.max()) if error.numel() else 0.0
-    return worst if worst < float("inf") else None
-
-
-def _lse_share(found: Any, answer: Any) -> float:
-    """Of the difference in what is allowed; −∞ must stand where a sequence is empty, and nowhere else."""
+def _lse_errors(found: Any, answer: Any) -> tuple[float | None, float]:
+    """The largest difference where sequences have tokens, None if one is no number; and its share of
+    what is allowed: −∞ must stand where a sequence is empty, and nowhere else."""
     torch = load_torch()
     empty = torch.isneginf(answer)
-    if not bool((torch.isneginf(found) == empty).all()) or bool(torch.isnan(found).any()):
-        return float("inf")
-    full = ~empty
-    allowed = LSE_ABSOLUTE + LSE_RELATIVE * answer[full].abs()
-    shares = (found - answer)[full].abs() / allowed
-    return float(shares.max()) if shares.numel() else 0.0
+    error = (found - answer)[~empty].abs()
+    worst = float(error.max())
+    share = float((error / (LSE_ABSOLUTE + LSE_RELATIVE * answer[~empty].abs())).max())
+    in_place = bool((torch.isneginf(found) == empty).all()) and not bool(torch.isnan(found).any())
+    return worst if worst < float("inf") else None, share if in_place else float("inf")

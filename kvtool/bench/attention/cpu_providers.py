@@ -6,7 +6,7 @@ from typing import Any
 
 from kvtool.bench.attention.data import Data
 from kvtool.bench.attention.prepared import Missing, Prepared
-from kvtool.bench.device import load_torch
+from kvtool.bench.device import load_torch, numpy_of
 
 
 def paged(data: Data) -> Prepared:
@@ -16,7 +16,7 @@ def paged(data: Data) -> Prepared:
     q, outs, lses = _results(data)
     table, lengths = data.table.numpy(), data.lengths.numpy()
     pools = [
-        tuple(_array(one.permute(0, 2, 1, 3)) for one in pair)
+        tuple(numpy_of(one.permute(0, 2, 1, 3)) for one in pair)
         for pair in zip(data.k_cache, data.v_cache, strict=True)
     ]
     threads = data.case.threads or 1
@@ -38,7 +38,7 @@ def contiguous(data: Data) -> Prepared:
     q, outs, lses = _results(data)
     lengths = data.lengths.numpy()
     pools = [
-        tuple(_array(one.permute(0, 2, 1, 3)) for one in pair)
+        tuple(numpy_of(one.permute(0, 2, 1, 3)) for one in pair)
         for pair in zip(data.k, data.v, strict=True)
     ]
     threads = data.case.threads or 1
@@ -75,11 +75,3 @@ def _prepared(run: Any, outs: list[Any], lses: list[Any], extra_bytes: int) -> P
         lse=lambda pool: torch.from_numpy(lses[pool]),
         extra_bytes=extra_bytes,
     )
-
-
-def _array(tensor: Any) -> Any:
-    """A tensor's memory as numpy; numpy has no bf16, so that its bits are given."""
-    torch = load_torch()
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view("uint16")
-    return tensor.numpy()

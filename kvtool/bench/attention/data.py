@@ -219,7 +219,7 @@ def _plant(case: Case, k: Any, base: Any, seed: int) -> None:
 
 
 def _scatter(data: Data, pool: int) -> None:
-    """The contiguous copy into its blocks, row by row."""
+    """The contiguous copy into its blocks."""
     rows, positions, blocks, offsets = _slots(data)
     data.k_cache[pool][blocks, offsets] = data.k[pool][rows, positions]
     data.v_cache[pool][blocks, offsets] = data.v[pool][rows, positions]

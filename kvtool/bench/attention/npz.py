@@ -23,7 +23,7 @@ import numpy as np
 from kvtool.bench.attention.case import BLOCK_SIZES, HEAD_DIMS, Case
 from kvtool.bench.attention.data import Data
 from kvtool.bench.attention.prepared import Prepared
-from kvtool.bench.device import free_memory, load_torch
+from kvtool.bench.device import free_memory, load_torch, numpy_of
 from kvtool.errors import KvtoolError
 
 ARRAYS = ("q", "k_cache", "v_cache", "block_table", "lengths")
@@ -170,9 +170,9 @@ def _tensor(array: Any, kv_dtype: str) -> Any:
 def outputs(data: Data, ready: Mapping[str, Prepared]) -> dict[str, Any]:
     """The arrays of a dump: the inputs, and what each provider made of them."""
     found = {
-        "q": _array(data.q),
-        "k_cache": _array(data.k_cache[0]),
-        "v_cache": _array(data.v_cache[0]),
+        "q": numpy_of(data.q.cpu()),
+        "k_cache": numpy_of(data.k_cache[0].contiguous().cpu()),
+        "v_cache": numpy_of(data.v_cache[0].contiguous().cpu()),
         "block_table": data.table.cpu().numpy(),
         "lengths": data.lengths.cpu().numpy(),
         "scale": np.float64(data.scale),
@@ -185,14 +185,6 @@ def outputs(data: Data, ready: Mapping[str, Prepared]) -> dict[str, Any]:
         if one.lse is not None:
             found[f"lse_{name.replace('-', '_')}"] = one.lse(0).float().cpu().numpy()
     return found
-
-
-def _array(tensor: Any) -> Any:
-    torch = load_torch()
-    plain = tensor.contiguous().cpu()
-    if plain.dtype == torch.bfloat16:
-        return plain.view(torch.int16).numpy().view(np.uint16)
-    return plain.numpy()
 
 
 def _bad(path: Path, what: str) -> KvtoolError:

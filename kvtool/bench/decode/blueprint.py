@@ -24,8 +24,6 @@ HINT = "choose a plain decoder: llama-3-8b, mistral-7b-v0.1, qwen3-8b; kvtool pr
 UNREAD = ("attn_logit_softcapping", "attn_logit_softcap", "position_embedding_type")
 """Keys of attention that is not softmax(qk·scale)v, if they are set."""
 
-TORCH_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heads:

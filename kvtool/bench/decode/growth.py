@@ -7,8 +7,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from kvtool.bench.attention.case import KV_DTYPES
 from kvtool.bench.decode.blueprint import Blueprint
-from kvtool.bench.decode.memory import ITEM_BYTES, available_bytes, case_bytes
+from kvtool.bench.decode.memory import available_bytes, case_bytes
 from kvtool.bench.decode.model import prompts
 from kvtool.bench.decode.sessions import Setting, open_session
 from kvtool.bench.decode.settings import DecodeCase, DecodeRun
@@ -40,7 +41,7 @@ def growth(setting: Setting, case: DecodeCase, contexts: Sequence[int], seed: in
     fit = [
         one
         for one, at in cases.items()
-        if sum(case_bytes(plan, at, ITEM_BYTES[choice.dtype]).values()) <= there
+        if sum(case_bytes(plan, at, KV_DTYPES[choice.dtype]).values()) <= there
     ]
     if len(fit) < FEWEST:
         return {}

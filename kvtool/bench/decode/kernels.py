@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from kvtool.bench.attention.case import BLOCK_SIZES
+from kvtool.bench.device import numpy_of
 
 Tensor = torch.Tensor
 
@@ -66,7 +67,7 @@ def cpu_kernels(threads: int) -> Kernels:
     def paged(q: Tensor, k: Tensor, v: Tensor, table: Tensor, seen: Seen) -> Tensor:
         queries, out, lse = _results(q)
         cpu_attention.paged_decode(
-            queries, _array(k), _array(v), table.numpy(), seen.lengths.numpy(), out, lse,
+            queries, numpy_of(k), numpy_of(v), table.numpy(), seen.lengths.numpy(), out, lse,
             scale=seen.scale, window=seen.window, threads=threads,
         )  # fmt: skip
         return torch.from_numpy(out).to(q.dtype)
@@ -130,10 +131,3 @@ def _results(q: Tensor) -> tuple[Any, Any, Any]:
 
     queries = q.contiguous().float().numpy()
     return queries, np.empty_like(queries), np.empty(queries.shape[:2], dtype=np.float32)
-
-
-def _array(tensor: Tensor) -> Any:
-    """A tensor's memory as numpy, which has no bf16: its bits are given."""
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view("uint16")
-    return tensor.numpy()

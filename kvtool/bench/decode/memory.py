@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+from kvtool.bench.attention.case import KV_DTYPES
 from kvtool.bench.decode.blueprint import Blueprint
 from kvtool.bench.decode.settings import DecodeCase, ModelChoice
 from kvtool.bench.device import free_memory
@@ -12,7 +13,6 @@ from kvtool.units import format_bytes
 
 SHARE_OF_WEIGHTS = 0.7
 """Of free memory: above it there is no room beside the weights."""
-ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
 def available_bytes(device: str) -> int:
@@ -60,7 +60,7 @@ def check_memory(
     plan: Blueprint, choice: ModelChoice, needed: dict[str, int], *, what: str, lower: str
 ) -> None:
     """Refuse what cannot fit, before anything is allocated; `needed` besides the weights."""
-    weights = plan.num_parameters * ITEM_BYTES[choice.dtype]
+    weights = plan.num_parameters * KV_DTYPES[choice.dtype]
     parts = {"weights": weights, **needed}
     total, there = sum(parts.values()), available_bytes(choice.device)
     if total > there:
@@ -76,7 +76,7 @@ def _what_helps(plan: Blueprint, choice: ModelChoice, there: int, lower: str, we
     """What to lower: of a model whose weights alone do not fit, the layers or the dtype."""
     if weights < SHARE_OF_WEIGHTS * there:
         return f"lower {lower}, or --layers"
-    item = ITEM_BYTES[choice.dtype]
+    item = KV_DTYPES[choice.dtype]
     layer = plan.linear_parameters // plan.heads.num_layers
     rest = plan.num_parameters - plan.linear_parameters
     fit = int((SHARE_OF_WEIGHTS * there / item - rest) // max(layer, 1))

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from kvtool import live
-from kvtool.bench.decode.blueprint import TORCH_DTYPES, Blueprint, Heads
+from kvtool.bench.decode.blueprint import Blueprint, Heads
 from kvtool.bench.decode.settings import ModelChoice
+from kvtool.bench.device import TORCH_DTYPES, torch_dtype
 from kvtool.errors import KvtoolError
 from kvtool.guard import offline, quiet
 
@@ -42,7 +43,8 @@ class Decoder:
     @property
     def dtype(self) -> torch.dtype:
         """Of weights and cache."""
-        return dtype_named(self.choice.dtype)
+        found: torch.dtype = torch_dtype(self.choice.dtype)
+        return found
 
     @property
     def heads(self) -> Heads:
@@ -58,12 +60,6 @@ class Decoder:
     def weights_bytes(self) -> int:
         """All parameters, tied ones once."""
         return self.plan.num_parameters * self.dtype.itemsize
-
-
-def dtype_named(name: str) -> torch.dtype:
-    """fp32 → torch.float32."""
-    found: torch.dtype = getattr(torch, TORCH_DTYPES[name])
-    return found
 
 
 def build_model(plan: Blueprint, choice: ModelChoice) -> Decoder:
@@ -120,7 +116,7 @@ def _real(plan: Blueprint, choice: ModelChoice) -> Any:
         module, told = plan.cls.from_pretrained(
             str(plan.folder),
             config=plan.config,
-            dtype=dtype_named(choice.dtype),
+            dtype=torch_dtype(choice.dtype),
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,

@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from kvtool.bench.attention.case import KV_DTYPES
 from kvtool.bench.decode.batching import Batcher, Prompt, Tally, check_fits
 from kvtool.bench.decode.blueprint import Blueprint, blueprint, refuse_long
 from kvtool.bench.decode.failures import named_failure
 from kvtool.bench.decode.hushed import hushed
 from kvtool.bench.decode.kernels import Kernels, kernels_for
 from kvtool.bench.decode.kv_store import KvStore
-from kvtool.bench.decode.memory import ITEM_BYTES, check_memory, forget_peak, peak_bytes
+from kvtool.bench.decode.memory import check_memory, forget_peak, peak_bytes
 from kvtool.bench.decode.model import Decoder, build_model
 from kvtool.bench.decode.ragged_row import Pool, Ran, pools_for, ragged_row
 from kvtool.bench.decode.same import Verdict, near_ties
@@ -60,7 +61,7 @@ def ragged_rows(
     requests in every run; False is a wrong answer.
     """
     refuse_long(plan, int((run.requests.prompt_tokens + run.requests.output_tokens).max()))
-    pools = pools_for(plan, run, ITEM_BYTES[choice.dtype])
+    pools = pools_for(plan, run, KV_DTYPES[choice.dtype])
     check_memory(plan, choice, {"cache": run.kv_budget_bytes}, what="ragged batching", lower=LOWER)
     for pool in pools:
         check_fits(_prompts(plan, run), run.samples, BlockPool(pool.num_blocks, pool.block_size))
@@ -184,7 +185,7 @@ def _checked(
     requests on as many blocks make the same schedule."""
     few = blueprint(plan.loaded, layers=min(run.check_layers, plan.heads.num_layers))
     fp32 = replace(choice, dtype="fp32", random_weights=True)
-    token = few.heads.token_bytes(ITEM_BYTES["fp32"])
+    token = few.heads.token_bytes(KV_DTYPES["fp32"])
     most = max(pool.num_blocks * pool.block_size for pool in pools) * token
     check_memory(few, fp32, {"cache": most}, what="the check in fp32", lower=LOWER)
     with named_failure("the check in fp32", LOWER):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from kvtool.bench.attention.case import KV_DTYPES
 from kvtool.bench.decode.blueprint import Blueprint, blueprint, refuse_long
 from kvtool.bench.decode.continuous import (
     continuous_tokens,
@@ -23,7 +24,6 @@ from kvtool.bench.decode.growth import contexts_of, growth
 from kvtool.bench.decode.hushed import hushed
 from kvtool.bench.decode.kernels import Kernels, kernels_for
 from kvtool.bench.decode.memory import (
-    ITEM_BYTES,
     case_bytes,
     case_words,
     check_memory,
@@ -72,7 +72,7 @@ def uniform_rows(
     """
     for case in run.cases:
         refuse_long(plan, case.total_tokens)
-        needed = case_bytes(plan, case, ITEM_BYTES[choice.dtype])
+        needed = case_bytes(plan, case, KV_DTYPES[choice.dtype])
         check_memory(plan, choice, needed, what=case_words(case), lower=LOWER)
     return hushed(_all_rows(plan, choice, run, roofs, advance, make_kernels), run.threads)
 
