@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,6 +16,9 @@ class HashedRequests:
     Request i has the blocks `hash_ids[starts[i] : starts[i + 1]]` of `block_size` tokens, the last one
     perhaps not full. Equal hashes after equal blocks mean equal tokens; where hashes differ, so does
     the first token of the block already: how far two different blocks agree, no trace says.
+
+    `tenant` is whose a request is, as a number counted from 0; None: all are one's. `spells_outputs`:
+    the blocks go on over the generated tokens, as only a made workload knows them.
     """
 
     arrival_ns: Column
@@ -24,6 +27,8 @@ class HashedRequests:
     hash_ids: Column
     starts: Column
     block_size: int
+    tenant: Column | None = None
+    spells_outputs: bool = False
 
     def __post_init__(self) -> None:
         assert len(self.starts) == len(self) + 1
@@ -34,12 +39,17 @@ class HashedRequests:
 
     def first(self, count: int) -> HashedRequests:
         """The first so many requests."""
-        count = min(count, len(self))
-        return HashedRequests(
-            arrival_ns=self.arrival_ns[:count],
-            prompt_tokens=self.prompt_tokens[:count],
-            output_tokens=self.output_tokens[:count],
-            hash_ids=self.hash_ids[: int(self.starts[count])],
-            starts=self.starts[: count + 1],
-            block_size=self.block_size,
+        return self.part(0, min(count, len(self)))
+
+    def part(self, first: int, end: int) -> HashedRequests:
+        """The requests from one place on, up to another."""
+        low, high = int(self.starts[first]), int(self.starts[end])
+        return replace(
+            self,
+            arrival_ns=self.arrival_ns[first:end],
+            prompt_tokens=self.prompt_tokens[first:end],
+            output_tokens=self.output_tokens[first:end],
+            hash_ids=self.hash_ids[low:high],
+            starts=self.starts[first : end + 1] - low,
+            tenant=None if self.tenant is None else self.tenant[first:end],
         )

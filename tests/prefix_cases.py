@@ -72,18 +72,7 @@ def caches(draw: st.DrawFn, index: str, **given: Any) -> Cache:
 
 def cut_up(requests: HashedRequests, size: int) -> list[HashedRequests]:
     """The same in chunks of so many requests."""
-    chunks = []
-    for first in range(0, len(requests), size):
-        last = min(first + size, len(requests))
-        low, high = int(requests.starts[first]), int(requests.starts[last])
-        chunks.append(
-            HashedRequests(
-                arrival_ns=requests.arrival_ns[first:last],
-                prompt_tokens=requests.prompt_tokens[first:last],
-                output_tokens=requests.output_tokens[first:last],
-                hash_ids=requests.hash_ids[low:high],
-                starts=requests.starts[first : last + 1] - low,
-                block_size=requests.block_size,
-            )
-        )
-    return chunks
+    return [
+        requests.part(first, min(first + size, len(requests)))
+        for first in range(0, len(requests), size)
+    ]
