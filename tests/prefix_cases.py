@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,10 +33,11 @@ def hashed(
 
 
 @st.composite
-def traces(draw: st.DrawFn, most: int = 40) -> HashedRequests:
+def traces(draw: st.DrawFn, most: int = 40, *, spelled: bool = False) -> HashedRequests:
     """Prompts over few block names, so that they share, diverge and come again; not all are long.
 
     Equal names at different places are different blocks: names say nothing of what comes before.
+    `spelled`: the blocks go on over what was generated.
     """
     size = draw(st.integers(1, 8))
     names = draw(st.integers(1, 4))
@@ -50,12 +52,25 @@ def traces(draw: st.DrawFn, most: int = 40) -> HashedRequests:
         )
     )  # fmt: skip
     order = draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=most))
-    requests, outputs = [], []
+    requests, outputs, lengths = [], [], []
     for blocks, missing, output in order:
         blocks = blocks[: draw(st.integers(1, len(blocks)))]
-        requests.append((blocks, len(blocks) * size - missing))
+        tokens = len(blocks) * size - missing
+        lengths.append(draw(st.integers(1, tokens)))
+        requests.append((blocks, tokens))
         outputs.append(output)
-    return hashed(requests, size, outputs)
+    made = hashed(requests, size, outputs)
+    tenants = np.array(draw(st.lists(st.integers(0, 2), min_size=len(made), max_size=len(made))))
+    made = replace(made, tenant=tenants.astype(np.int64))
+    if not spelled:
+        return made
+    prompts = np.array(lengths, np.int64)  # the blocks are of the prompt and of what it generated
+    return replace(
+        made,
+        prompt_tokens=prompts,
+        output_tokens=made.prompt_tokens - prompts,
+        spells_outputs=True,
+    )
 
 
 @st.composite

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ def same(one: PrefixResult, other: PrefixResult) -> None:
     assert one.hits.tolist() == other.hits.tolist()
     names = (
         "requests", "rejected", "queried_tokens", "hit_tokens", "evicted_blocks",
-        "evicted_leaves", "cached_blocks",
+        "evicted_leaves", "cached_blocks", "tally",
     )  # fmt: skip
     assert [getattr(one, name) for name in names] == [getattr(other, name) for name in names]
 
@@ -48,6 +49,16 @@ def test_the_fast_hash_index_is_the_plain_one(requests: HashedRequests, cache: C
 @given(traces(), caches(RADIX))
 def test_the_fast_radix_tree_is_the_plain_one(requests: HashedRequests, cache: Cache) -> None:
     same(replay(cache, [requests], with_hits=True), replay_plain(cache, requests))
+
+
+@MANY
+@given(traces(spelled=True), st.one_of(caches(HASH), caches(RADIX)))
+def test_outputs_that_are_known_are_cached_as_what_they_are(
+    requests: HashedRequests, cache: Cache
+) -> None:
+    for outputs in ("known", "none", "unique"):
+        one = replace(cache, cache_outputs=outputs)
+        same(replay(one, [requests], with_hits=True), replay_plain(one, requests))
 
 
 @FEW
@@ -88,7 +99,7 @@ def test_without_eviction_a_hit_is_the_longest_common_prefix(
     cache = Cache(capacity_blocks=EVERYTHING, block_size=size, index=index, policy=policy)
     result = replay(cache, [requests], with_hits=True)
     prompts: list[tuple[int, ...]] = []
-    for request, hit in zip(spelled(requests, cache_outputs=False), result.hits, strict=True):
+    for request, hit in zip(spelled(requests, cache_outputs="none"), result.hits, strict=True):
         prompt = request.prompt
         best = 0
         for other in prompts:
@@ -108,7 +119,7 @@ def test_a_hit_is_a_prefix_that_was_seen_and_leaves_a_token(
 ) -> None:
     result = replay(cache, [requests], with_hits=True)
     seen: set[tuple[int, ...]] = set()
-    for request, hit in zip(spelled(requests, cache_outputs=False), result.hits, strict=True):
+    for request, hit in zip(spelled(requests, cache_outputs="none"), result.hits, strict=True):
         prompt = request.prompt
         if hit > 0:
             assert hit % cache.block_size == 0

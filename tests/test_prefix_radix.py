@@ -212,7 +212,7 @@ def test_the_fast_tree_has_the_same_shape(
 ) -> None:
     cache = Cache(capacity_blocks=capacity, block_size=size, index=RADIX)
     tree, run = RadixTree(size), RadixReplay(cache=cache)
-    replay_tree(cache, tree, list(spelled(requests, cache_outputs=False)))
+    replay_tree(cache, tree, list(spelled(requests, cache_outputs="none")))
     run.feed(requests)
     assert shape(branch_of(tree)) == shape(branch_of_replay(run))
 

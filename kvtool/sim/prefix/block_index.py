@@ -13,6 +13,7 @@ the free list) and single_type_kv_cache_manager.py (the order of freeing).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -31,6 +32,8 @@ class Block:
     hits: int = 0
     freed: int = 0
     """Times: when it got its key, and when it was freed last; between them, how often it was found."""
+    tenant: int = 0
+    """Whose request had it last."""
 
 
 class Allocation(NamedTuple):
@@ -62,7 +65,10 @@ class BlockIndex:
     def __init__(self, num_blocks: int, policy: str = "lru") -> None:
         self.num_blocks = num_blocks
         self.priority = PRIORITIES[policy]
-        self.num_evicted = 0
+        self.tenant = 0
+        """Whose requests come next."""
+        self.taken: Counter[tuple[int, int]] = Counter()
+        """Blocks that lost their hash, by who needed one and whose it was."""
         self.index: dict[Hashable, list[Block]] = {}
         self._free: list[Block] = []
         self._num_blank = num_blocks
@@ -72,6 +78,11 @@ class BlockIndex:
     def num_free(self) -> int:
         """Blocks that no table holds, with a hash or without."""
         return self._num_blank + len(self._free)
+
+    @property
+    def num_evicted(self) -> int:
+        """Blocks that lost their hash."""
+        return self.taken.total()
 
     @property
     def num_cached(self) -> int:
@@ -104,6 +115,8 @@ class BlockIndex:
         new = [self._take() for _ in range(num_blocks - len(found))]
         for depth in range(len(found), min(len(keys), num_blocks)):
             self._cache(new[depth - len(found)], keys[depth], depth)
+        for block in found + new:
+            block.tenant = self.tenant
         return Allocation(found + new, len(found))
 
     def free(self, table: Sequence[Block]) -> None:
@@ -129,7 +142,7 @@ class BlockIndex:
         same.remove(victim)
         if not same:
             del self.index[victim.key]
-        self.num_evicted += 1
+        self.taken[self.tenant, victim.tenant] += 1
         return Block(ref_count=1)
 
     def _cache(self, block: Block, key: Hashable, depth: int) -> None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from kvtool.errors import KvtoolError
 from kvtool.jit import compiled
 from kvtool.sim.prefix.keys import Ints
+from kvtool.sim.prefix.result import KNOWN, NONE
 from kvtool.trace_blocks import HashedRequests
 
 MOST_IDS = 2**31 - 1
@@ -19,13 +20,14 @@ class Prompts(NamedTuple):
     """Requests as their full blocks of one size.
 
     Request i has `ids[starts[i] : starts[i + 1]]`; equal ids mean equal prefixes. `tokens` is the
-    length of the prompt, `outputs` the generated tokens that are cached too.
+    length of the prompt, `outputs` the generated tokens that are cached too, `tenants` whose it is.
     """
 
     ids: Ints
     starts: NDArray[np.int64]
     tokens: NDArray[np.int64]
     outputs: NDArray[np.int64]
+    tenants: NDArray[np.int64]
 
 
 def ids_per_key(trace_block_size: int, block_size: int) -> int:
@@ -34,9 +36,9 @@ def ids_per_key(trace_block_size: int, block_size: int) -> int:
 
 
 def in_blocks_of(
-    block_size: int, requests: HashedRequests, keys: Ints, *, cache_outputs: bool
+    block_size: int, requests: HashedRequests, keys: Ints, *, cache_outputs: str
 ) -> Prompts:
-    """The full blocks of each prompt.
+    """The full blocks of each prompt; if outputs are cached as known, of both together.
 
     Finer blocks lie within one block of the trace, coarser ones over several; where two blocks of the
     trace differ, all that they are cut into differs. An id is the block of the trace that holds the
@@ -50,18 +52,25 @@ def in_blocks_of(
             "take larger blocks, or --index radix, whose edges hold runs of them",
             code="too_large",
         )
-    counts = prompt // block_size
+    outputs = outputs_of(requests, cache_outputs)
+    counts = (prompt + outputs if cache_outputs == KNOWN else prompt) // block_size
     starts = np.zeros(len(prompt) + 1, np.int64)
     np.cumsum(counts, out=starts[1:])
     ids = np.empty(int(starts[-1]), np.int32)
     cut(keys, requests.starts, requests.block_size, block_size, starts, ids)
-    return Prompts(ids, starts, prompt, outputs_of(requests, cache_outputs))
+    return Prompts(ids, starts, prompt, outputs, tenants_of(requests))
 
 
-def outputs_of(requests: HashedRequests, cached: bool) -> NDArray[np.int64]:
+def outputs_of(requests: HashedRequests, cache_outputs: str) -> NDArray[np.int64]:
     """Generated tokens that take slots: the first comes from the prefill, and alone takes none."""
+    assert cache_outputs != KNOWN or requests.spells_outputs, "a trace does not say what was generated"
     outputs = requests.output_tokens
-    return np.where(outputs > 1, outputs, 0) if cached else np.zeros_like(outputs)
+    return np.zeros_like(outputs) if cache_outputs == NONE else np.where(outputs > 1, outputs, 0)
+
+
+def tenants_of(requests: HashedRequests) -> NDArray[np.int64]:
+    """Whose each request is: one tenant's unless it is said."""
+    return np.zeros(len(requests), np.int64) if requests.tenant is None else requests.tenant
 
 
 @compiled

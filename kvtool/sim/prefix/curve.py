@@ -26,7 +26,7 @@ from kvtool.sim.prefix.grid import replay_all
 from kvtool.sim.prefix.keys import Ints, Keys
 from kvtool.sim.prefix.replay import Cache
 from kvtool.sim.prefix.result import NONE as NO_OUTPUTS
-from kvtool.sim.prefix.result import UNIQUE, HitCurve
+from kvtool.sim.prefix.result import HitCurve
 from kvtool.trace_blocks import HashedRequests
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class StackDistances:
             fill_tree(self.live, self.tree)
         add_distances(
             self.totals, self.seen_by, self.live, self.tree, self.steps, self.elders, self.ghosts,
-            *prompts, self.block_size,
+            *prompts[:4], self.block_size,
         )  # fmt: skip
 
     @property
@@ -86,9 +86,9 @@ def hit_curve(
     points: int = 1000,
 ) -> HitCurve:
     """Hits at each of these capacities, or at so many from the largest request to the ceiling."""
-    stack, keys, unique = StackDistances(block_size=block_size), Keys(), cache_outputs == UNIQUE
+    stack, keys = StackDistances(block_size=block_size), Keys()
     for requests in source():
-        prompts = in_blocks_of(block_size, requests, keys.of(requests), cache_outputs=unique)
+        prompts = in_blocks_of(block_size, requests, keys.of(requests), cache_outputs=cache_outputs)
         num_ids = keys.count * ids_per_key(requests.block_size, block_size)
         stack.feed(prompts, num_ids)
     totals, hits = stack.totals, stack.hit_blocks

@@ -8,10 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from kvtool.sim.prefix.blocks import Prompts, ids_per_key, in_blocks_of
-from kvtool.sim.prefix.keys import Keys
-from kvtool.sim.prefix.replay import Cache, HashReplay, Progress, RadixReplay, start
-from kvtool.sim.prefix.result import UNIQUE, PrefixResult
+from kvtool.sim.prefix.keys import Ints, Keys
+from kvtool.sim.prefix.replay import Cache, HashReplay, Progress, RadixReplay, forget, start
+from kvtool.sim.prefix.result import PrefixResult
 from kvtool.trace_blocks import HashedRequests
+
+
+Watch = Callable[[HashedRequests, Keys, Ints], bool]
+"""Told each chunk with its keys before it is replayed; whether keys must be kept for it."""
 
 
 def replay_all(
@@ -19,41 +23,40 @@ def replay_all(
     source: Iterable[HashedRequests],
     *,
     threads: int | None = None,
+    with_hits: bool = False,
+    watch: Watch = lambda requests, keys, of: False,
     progress: Progress = lambda done: None,
 ) -> list[PrefixResult]:
-    """A result a cache, in their order.
-
-    The caches share the keys of the trace's blocks, which are not forgotten as in a single replay:
-    memory grows with the different blocks of the trace.
-    """
-    if not caches:
-        return []
+    """A result a cache, in their order."""
     keys = Keys()
-    runs = [start(cache) for cache in caches]
+    runs = [start(cache, with_hits=with_hits) for cache in caches]
     for run in runs:
         run.keys = keys
     with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
         for requests in source:
-            for step in [pool.submit(step) for step in _steps(runs, requests, keys)]:
+            of = keys.of(requests)
+            kept = watch(requests, keys, of)
+            for step in [pool.submit(step) for step in _steps(runs, requests, of)]:
                 step.result()
+            if not kept:
+                forget(keys, runs)
             progress(len(requests))
     return [run.result() for run in runs]
 
 
 def _steps(
-    runs: Sequence[HashReplay | RadixReplay], requests: HashedRequests, keys: Keys
+    runs: Sequence[HashReplay | RadixReplay], requests: HashedRequests, of: Ints
 ) -> list[Callable[[], None]]:
     """What each run does with a chunk; those of one block size share its blocks."""
-    of = keys.of(requests)
-    prompts: dict[tuple[int, bool], Prompts] = {}
+    prompts: dict[tuple[int, str], Prompts] = {}
     steps: list[Callable[[], None]] = []
     for run in runs:
         if isinstance(run, RadixReplay):
             steps.append(partial(run.run, requests, of))
             continue
-        size, unique = run.cache.block_size, run.cache.cache_outputs == UNIQUE
-        if (size, unique) not in prompts:
-            prompts[size, unique] = in_blocks_of(size, requests, of, cache_outputs=unique)
-        num_ids = keys.count * ids_per_key(requests.block_size, size)
-        steps.append(partial(run.run, prompts[size, unique], num_ids))
+        size, outputs = run.cache.block_size, run.cache.cache_outputs
+        if (size, outputs) not in prompts:
+            prompts[size, outputs] = in_blocks_of(size, requests, of, cache_outputs=outputs)
+        each = ids_per_key(requests.block_size, size)
+        steps.append(partial(run.run, prompts[size, outputs], each))
     return steps

@@ -10,29 +10,26 @@ from typing import Any
 
 from kvtool.jit import compiled, part
 from kvtool.sim.prefix.pool import NONE, gain_id, lose_id, number_of_new
+from kvtool.sim.prefix.result import HIT, QUERIED, REJECTED, REQUESTS, TAKEN
 
 
 @compiled
 def replay_lru(
-    pool: Any,
-    blocks: Any,
-    block_of: Any,
-    ids: Any,
-    starts: Any,
-    tokens: Any,
-    outputs: Any,
-    hits: Any,
-) -> None:
+    pool: Any, blocks: Any, block_of: Any, tally: Any,
+    ids: Any, starts: Any, tokens: Any, outputs: Any, tenants: Any, hits: Any,
+) -> None:  # fmt: skip
     """Run the requests through the pool; `hits` gets the hit tokens of each, unless it is empty."""
     size = pool.size
     for request in range(len(tokens)):
         length = tokens[request]
         held = length + outputs[request]
         needed = (held + size - 1) // size
-        pool.requests += 1
-        pool.queried += length
+        tenant = tenants[request]
+        pool.tenant = tenant
+        tally[tenant, REQUESTS] += 1
+        tally[tenant, QUERIED] += length
         if needed > pool.num_blocks:
-            pool.rejected += 1
+            tally[tenant, REJECTED] += 1
             if len(hits) > 0:
                 hits[request] = NONE
             continue
@@ -43,7 +40,7 @@ def replay_lru(
         while at < limit and block_of[ids[at]] >= 0:
             unlink(pool, blocks, block_of[ids[at]])
             at += 1
-        pool.hit_blocks += at - first
+        tally[tenant, HIT] += (at - first) * size
         if len(hits) > 0:
             hits[request] = (at - first) * size
         new = needed - (at - first)
@@ -51,6 +48,7 @@ def replay_lru(
         for _ in range(evicted):
             victim = pool.oldest
             unlink(pool, blocks, victim)
+            tally[tenant, TAKEN + blocks[victim].tenant] += 1
             lose_id(pool, blocks, block_of, victim)
         pool.evicted += evicted
         pool.blanks += evicted - new + needed - held // size  # the tail has no hash
@@ -85,7 +83,7 @@ def unlink(pool: Any, blocks: Any, at: int) -> None:
 def append(pool: Any, blocks: Any, at: int) -> None:
     """Put a block into the list as the newest."""
     newest = pool.newest
-    blocks[at].newer, blocks[at].older = NONE, newest
+    blocks[at].newer, blocks[at].older, blocks[at].tenant = NONE, newest, pool.tenant
     if newest >= 0:
         blocks[newest].newer = at
     else:

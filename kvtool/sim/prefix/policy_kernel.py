@@ -14,6 +14,7 @@ from typing import Any
 from kvtool.jit import compiled, part
 from kvtool.sim.prefix.heap import push, remove, sink
 from kvtool.sim.prefix.pool import NONE, gain_id, lose_id, number_of_new
+from kvtool.sim.prefix.result import HIT, QUERIED, REJECTED, REQUESTS, TAKEN
 
 LRU, LFU, FIFO, LENGTH_AWARE = range(4)
 """`pool.policy`: places in kvtool.sim.prefix.result.POLICIES."""
@@ -22,25 +23,22 @@ DEEPEST = 1 << 31
 
 @compiled
 def replay_policy(
-    pool: Any,
-    blocks: Any,
-    block_of: Any,
-    ids: Any,
-    starts: Any,
-    tokens: Any,
-    outputs: Any,
-    hits: Any,
-) -> None:
+    pool: Any, blocks: Any, block_of: Any, tally: Any,
+    ids: Any, starts: Any, tokens: Any, outputs: Any, tenants: Any, hits: Any,
+) -> None:  # fmt: skip
     """Run the requests through the pool; `hits` gets the hit tokens of each, unless it is empty."""
     size = pool.size
     for request in range(len(tokens)):
         length = tokens[request]
         held = length + outputs[request]
         needed = (held + size - 1) // size
+        tenant = tenants[request]
         pool.requests += 1
-        pool.queried += length
+        pool.tenant = tenant
+        tally[tenant, REQUESTS] += 1
+        tally[tenant, QUERIED] += length
         if needed > pool.num_blocks:
-            pool.rejected += 1
+            tally[tenant, REJECTED] += 1
             if len(hits) > 0:
                 hits[request] = NONE
             continue
@@ -50,7 +48,7 @@ def replay_policy(
         while at < limit and block_of[ids[at]] >= 0:
             blocks[block_of[ids[at]]].user = pool.requests
             at += 1
-        pool.hit_blocks += at - first
+        tally[tenant, HIT] += (at - first) * size
         if len(hits) > 0:
             hits[request] = (at - first) * size
         new = needed - (at - first)
@@ -60,6 +58,7 @@ def replay_policy(
             victim = blocks[0].heap
             remove(pool, blocks, victim)
             if blocks[victim].user != pool.requests:  # who was just found comes back below
+                tally[tenant, TAKEN + blocks[victim].tenant] += 1
                 lose_id(pool, blocks, block_of, victim)
                 left -= 1
         pool.evicted += evicted
@@ -91,7 +90,7 @@ def replay_policy(
 def rank(pool: Any, blocks: Any, at: int, now: int) -> None:
     """The turn of a block that is free again, by the policy."""
     block = blocks[at]
-    block.second = now
+    block.second, block.tenant = now, pool.tenant
     if pool.policy == LFU:
         block.first = block.hits
     elif pool.policy == FIFO:

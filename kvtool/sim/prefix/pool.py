@@ -19,15 +19,14 @@ def record(wide: str, narrow: str = "") -> np.dtype[np.void]:
 
 
 POOL = record(
-    "num_blocks size policy blanks numbered spares oldest newest clock heaped"
-    " requests rejected queried hit_blocks evicted"
+    "num_blocks size policy blanks numbered spares oldest newest clock heaped requests tenant evicted"
 )
 """`blanks`: free blocks without a hash. They need no number of their own: blocks with a hash have one,
-`numbered` so many were given, and `spares` of these are of no block now."""
-LISTED = record("", "id twin newer older spare")
+`numbered` so many were given, and `spares` of these are of no block now. `tenant`: whose request runs."""
+LISTED = record("", "id twin newer older tenant spare")
 """A block of the list, least recently used first. `twin`: the next younger one with the same id;
 `spare` is a column of its own: a stack of numbers."""
-HEAPED = record("first second hits cached user", "id twin depth place spare heap")
+HEAPED = record("first second hits cached user", "id twin depth place tenant spare heap")
 """A block of the other policies: the least (first, second) goes first. `heap` is a column of its own:
 blocks as a binary heap, and `place` is where in it a block stands. `user`: the last request that found
 it, counted from 1."""

@@ -17,14 +17,16 @@ from kvtool.jit import compiled, part
 from kvtool.sim.prefix.heap import push, remove
 from kvtool.sim.prefix.policy_kernel import DEEPEST, FIFO, LENGTH_AWARE, LFU
 from kvtool.sim.prefix.pool import NONE, record
+from kvtool.sim.prefix.result import HIT, QUERIED, REJECTED, REQUESTS, TAKEN
 
 ROOT = 0
 TREE = record(
-    "capacity size trace_size policy held clock numbered spares heaped locked"
-    " requests rejected queried hit_tokens evicted_tokens evicted_leaves"
+    "capacity size trace_size spelled policy held clock numbered spares heaped locked tenant"
+    " evicted_tokens evicted_leaves"
 )
+"""`spelled`: keys go on over outputs. `tenant`: whose request runs."""
 NODE = record(
-    "first second used created hits start end named", "key parent children place spare heap"
+    "first second used created hits start end named", "key parent children place tenant spare heap"
 )
 """`named`: where the blocks end that have a key (what follows is output); `key`: of the last of them.
 `spare` and `heap` are columns of their own: a stack of numbers, and leaves as a heap."""
@@ -35,16 +37,18 @@ _wide: Any = np.int64
 
 @compiled
 def replay_radix(
-    tree: Any, nodes: Any, owner: Any, parent_key: Any,
-    keys: Any, starts: Any, tokens: Any, outputs: Any, hits: Any,
+    tree: Any, nodes: Any, owner: Any, tally: Any, parent_key: Any,
+    keys: Any, starts: Any, tokens: Any, outputs: Any, tenants: Any, hits: Any,
 ) -> None:  # fmt: skip
     """Run the requests through the tree; `hits` gets the hit tokens of each, unless it is empty."""
     size = tree.size
     for request in range(len(tokens)):
         length = tokens[request]
         held = length + outputs[request]
-        tree.requests += 1
-        tree.queried += length
+        tenant = tenants[request]
+        tree.tenant = tenant
+        tally[tenant, REQUESTS] += 1
+        tally[tenant, QUERIED] += length
         first = starts[request]
         limit = max(0, length - 1) // size  # the last token is always computed
         cached = num_cached(tree, nodes, owner, keys, first, 0, limit)
@@ -55,20 +59,21 @@ def replay_radix(
         room = tree.capacity - tree.held + cached * size
         wanted = blocks_for(held, size) * size
         if wanted > tree.capacity:  # found out only when all is gone that can go
-            evict(tree, nodes, owner, parent_key, wanted - room)
+            evict(tree, nodes, owner, tally, parent_key, wanted - room)
             unlock(tree, nodes, at)
-            tree.rejected += 1
+            tally[tenant, REJECTED] += 1
             if len(hits) > 0:
                 hits[request] = NONE
             continue
-        tree.hit_tokens += cached * size
+        tally[tenant, HIT] += cached * size
         if len(hits) > 0:
             hits[request] = cached * size
-        evict(tree, nodes, owner, parent_key, blocks_for(length, size) * size - room)
+        evict(tree, nodes, owner, tally, parent_key, blocks_for(length, size) * size - room)
         if held > length:
             room = tree.capacity - tree.held + cached * size
-            evict(tree, nodes, owner, parent_key, wanted - room)
-        insert(tree, nodes, owner, keys, first, at, cached, length, held)
+            evict(tree, nodes, owner, tally, parent_key, wanted - room)
+        spelled = held if tree.spelled else length
+        insert(tree, nodes, owner, keys, first, at, cached, spelled, held)
 
 
 @part
@@ -134,7 +139,7 @@ def stamp(tree: Any, nodes: Any, at: int, now: int, hit: int) -> None:
     """A node and all above it are used."""
     while at != ROOT:
         node = nodes[at]
-        node.used = now
+        node.used, node.tenant = now, tree.tenant
         node.hits += hit
         if node.place >= 0:
             remove(tree, nodes, at)
@@ -171,7 +176,7 @@ def new_node(tree: Any, nodes: Any, parent: int, start: int, end: int, named: in
     node = nodes[at]
     node.parent, node.start, node.end, node.named, node.key = parent, start, end, named, key
     node.used = node.created = tree.clock
-    node.children, node.place = 0, NONE
+    node.children, node.place, node.tenant = 0, NONE, tree.tenant
     return at
 
 
@@ -197,7 +202,9 @@ def split(tree: Any, nodes: Any, owner: Any, keys: Any, first: int, at: int, len
 
 
 @part
-def evict(tree: Any, nodes: Any, owner: Any, parent_key: Any, num_tokens: int) -> None:
+def evict(
+    tree: Any, nodes: Any, owner: Any, tally: Any, parent_key: Any, num_tokens: int
+) -> None:
     """Whole leaves, until so many tokens are free."""
     freed = 0
     while freed < num_tokens and tree.heaped > 0:
@@ -207,6 +214,7 @@ def evict(tree: Any, nodes: Any, owner: Any, parent_key: Any, num_tokens: int) -
         parent = _wide(node.parent)
         forget(tree, nodes, owner, parent_key, at)
         freed += node.end - node.start
+        tally[tree.tenant, TAKEN + node.tenant] += node.end - node.start
         tree.evicted_leaves += 1
         nodes[tree.spares].spare = at
         tree.spares += 1
@@ -238,7 +246,8 @@ def insert(
     tree: Any, nodes: Any, owner: Any, keys: Any, first: int,
     at: int, cached: int, length: int, held: int,
 ) -> None:  # fmt: skip
-    """Cache a request's whole blocks below the node where its match ended."""
+    """Cache a request's whole blocks below the node where its match ended: `length` tokens of them have
+    keys, `held` are there."""
     size = tree.size
     tree.clock += 1
     now = tree.clock

@@ -36,6 +36,8 @@ class Node:
     hits: int = 0
     locks: int = 0
     """Requests in this subtree that are running: 0 means that it may be evicted once a leaf."""
+    tenant: int = 0
+    """Whose request used it last."""
     children: dict[Tokens, Node] = field(default_factory=dict)
     """By the first block of their tokens, in which no two agree."""
 
@@ -81,6 +83,8 @@ class RadixTree:
         self.priority = PRIORITIES[policy]
         self.num_tokens = 0
         self.num_locked = 0
+        self.tenant = 0
+        """Whose requests come next."""
         self._clock = 0
         self.root = Node((), None, self._now(), self._now(), locks=1)
 
@@ -90,7 +94,7 @@ class RadixTree:
         node, length, now = self.root, 0, self._now()
         node.used = now
         while (child := self._child(node, left)) is not None:
-            child.used = now
+            child.used, child.tenant = now, self.tenant
             common = self._common(child.tokens, left)
             length += common
             left = left[common:]
@@ -105,7 +109,7 @@ class RadixTree:
         node, length, now = self.root, 0, self._now()
         node.used = now
         while (child := self._child(node, left)) is not None:
-            child.used = now
+            child.used, child.tenant = now, self.tenant
             common = self._common(child.tokens, left)
             length += common
             left = left[common:]
@@ -183,6 +187,7 @@ class RadixTree:
         upper = Node(
             node.tokens[:length], parent, self._now(), self._clock, hits=node.hits, locks=node.locks
         )
+        upper.tenant = self.tenant
         parent.children[upper.tokens[: self.block_size]] = upper
         node.tokens = node.tokens[length:]
         node.parent = upper
@@ -190,7 +195,7 @@ class RadixTree:
         return upper
 
     def _add(self, parent: Node, tokens: Tokens) -> Node:
-        node = Node(tokens, parent, self._now(), self._clock, hits=1)
+        node = Node(tokens, parent, self._now(), self._clock, hits=1, tenant=self.tenant)
         parent.children[tokens[: self.block_size]] = node
         self.num_tokens += len(tokens)
         return node

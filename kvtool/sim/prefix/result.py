@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,8 +13,13 @@ if TYPE_CHECKING:
 
 HASH, RADIX = "hash", "radix"
 POLICIES = ("lru", "lfu", "fifo", "length-aware")
-NONE, UNIQUE = "none", "unique"
-"""Which outputs are cached: none, or all, each as tokens that no other request has."""
+NONE, UNIQUE, KNOWN = "none", "unique", "known"
+OUTPUTS = (NONE, UNIQUE, KNOWN)
+"""Which outputs are cached: none, or all, each as tokens that no other request has, or as the tokens that
+they are, so that the next turn finds them: only a made workload knows these."""
+REQUESTS, REJECTED, QUERIED, HIT, TAKEN = range(5)
+"""Columns of a tally, a row a tenant: requests, and what became of their tokens; from TAKEN on what it
+evicted of each tenant, in blocks (hash) or tokens (radix). A block belongs to who used it last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +41,12 @@ class PrefixResult:
     """Nodes of the radix tree; 0 for hash."""
     cached_blocks: int
     """What is cached at the end."""
+    tally: tuple[tuple[int, ...], ...] = ()
+    """The same by tenant: rows of REQUESTS, REJECTED, QUERIED, HIT, and TAKEN from each, in blocks."""
+    index_bytes: int = 0
+    """What the index keeps at the end, besides K and V: `replay` says of what."""
+    cpu_s: float = field(default=0.0, compare=False)
+    """Of looking up, inserting and evicting, without reading the requests."""
     hits: Counts | None = None
     """Of each request, in tokens; -1: rejected."""
 
