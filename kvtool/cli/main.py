@@ -42,6 +42,11 @@ COMMANDS: dict[str, Entry] = {
         ANALYSE,
         "How much of the pool is wasted, by which allocator?",
     ),
+    "prefix": Entry(
+        "kvtool.cli.prefix",
+        ANALYSE,
+        "How much of the prompts can be shared, by which index?",
+    ),
     "simulate": Entry(
         "kvtool.cli.simulate", ANALYSE, "What does the scheduler make of requests over time?"
     ),

@@ -35,6 +35,14 @@ def view(run: Run) -> View:
                 "Lengths are in tokens, each mean is that after the cut at the cap.",
             ),
         )
+    if kind == "prefixes":
+        return View(
+            tables=(_prefixes(run.rows),),
+            sentences=(
+                "A session: a shared prefix, tokens of its own, then turns × branches of requests.",
+                "Lengths are means in tokens; kept: the nodes of a level that are gone on with.",
+            ),
+        )
     return View(
         tables=(
             Table(
@@ -115,6 +123,23 @@ def _workloads(rows: tuple[Row, ...]) -> Table:
             {"mean prompt", "prompt cap", "mean output", "output cap", "requests/s", "pool tokens"}
         ),
     )  # fmt: skip
+
+
+def _prefixes(rows: tuple[Row, ...]) -> Table:
+    counted = (
+        ("prefixes", "num_prefixes"), ("prefix tokens", "prefix_mean"), ("Zipf", "zipf"),
+        ("shared", "share"), ("session tokens", "session_mean"), ("turns", "turns"),
+        ("branches", "branch"), ("kept", "keep"), ("turn tokens", "turn_mean"),
+        ("output tokens", "output_mean"), ("live sessions", "concurrency"),
+    )  # fmt: skip
+    return Table(
+        columns=("name", *(title for title, _ in counted), "source"),
+        rows=tuple(
+            (row["id"], *(_number(row[key]) for _, key in counted), _shortened(row["source"]))
+            for row in rows
+        ),
+        right=frozenset(title for title, _ in counted),
+    )
 
 
 def _text(value: str | None) -> str:

@@ -1,0 +1,60 @@
+"""The run of `kvtool prefix`: one set of prompts after the other."""
+
+from __future__ import annotations
+
+from kvtool.cli.prefix_words import MOST_CASES, Words
+from kvtool.errors import INTERRUPTED, KvtoolError, usage_error
+from kvtool.output import Output
+from kvtool.prefix import measure
+from kvtool.prompts import Prompts
+from kvtool.run import Row
+from kvtool.sim.prefix.replay import compiles
+
+
+def run_all(words: Words, out: Output) -> tuple[list[Row], list[str], KvtoolError | None]:
+    """All rows, notes, and what ended the run early; raised if there are no rows at all."""
+    rows: list[Row] = []
+    notes = list(words.notes)
+    for place, prompts in enumerate(words.prompts):
+        try:
+            rows += _run(words, prompts, out)
+        except KeyboardInterrupt:
+            return rows, notes, _interrupted(place, len(words.prompts))
+        except KvtoolError as error:
+            if not rows:
+                raise
+            return rows, notes, error
+        notes += [f"{prompts.name}: {note}" for note in prompts.notes]
+    return rows, list(dict.fromkeys(notes)), None
+
+
+def _run(words: Words, prompts: Prompts, out: Output) -> list[Row]:
+    what = "reading" if prompts.is_trace else "making"
+    with out.progress(f"{what} {prompts.name}", prompts.total) as advance:
+        prompts.progress = advance
+        asked = words.asked(prompts)
+        if len(asked.kinds) * len(asked.rooms) > MOST_CASES:
+            raise usage_error(
+                f"{len(asked.kinds) * len(asked.rooms):,} caches are too many at once",
+                f"ask for at most {MOST_CASES:,}",
+            )
+        if any(compiles(kind.cache(1)) for kind in asked.kinds):
+            out.aside("compiling the replays, once on this machine: about 10 s")
+        rows = measure(prompts, asked)
+    if asked.explained is not None and rows[0]["requests"] < asked.explained:
+        raise usage_error(
+            f"--explain-request {asked.explained:,}: {prompts.name} has "
+            f"{rows[0]['requests']:,} requests",
+            "give a lower number: requests count from 1",
+        )
+    return rows
+
+
+def _interrupted(done: int, asked: int) -> KvtoolError:
+    what = "the prompts" if asked == 1 else f"{done:,} of {asked:,} sets of prompts"
+    return KvtoolError(
+        f"interrupted {'while reading ' + what if asked == 1 else 'after ' + what}",
+        "what was done so far is above; run again for the rest" if done else "run again",
+        code="interrupted",
+        exit_code=INTERRUPTED,
+    )

@@ -1,0 +1,346 @@
+"""The words of `kvtool prefix`: where the prompts come from, and what is asked of each set of them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kvtool import catalog
+from kvtool.cli.options import names_in
+from kvtool.errors import KvtoolError, usage_error
+from kvtool.model_pool import Fit, tokens_of
+from kvtool.prefill import Prefill, prefill_of
+from kvtool.prefix import Asked, Kind, Room
+from kvtool.prefix_worth import Tier
+from kvtool.prompts import Prompts, made, traced
+from kvtool.sharing import RANGES, WHOLE, Sharing, sharing_of
+from kvtool.sim.prefix.result import HASH, KNOWN, NONE, OUTPUTS, POLICIES, RADIX
+from kvtool.units import parse_bytes, parse_count, parse_counts
+
+DEFAULT_WORKLOAD = "multi-turn-chat"
+BLOCK_SIZE = {HASH: 16, RADIX: 1}
+"""vLLM's and SGLang's own defaults."""
+ALL, ON_GPU = "all", "gpu"
+MOST_BLOCKS, MOST_POINTS, MOST_CASES = 2**31 - 1, 100_000, 1000
+MOST_SOURCES = 100
+OF_WORKLOAD = tuple(name for name in RANGES if name != "keep")
+OF_TRACE = ("trace_format", "trace_block_size", "tenants")
+OF_MODEL = ("kv_dtype", "dtype", "tp", "weights", "gpu", "efficiency", "tiers")
+_TIER = re.compile(r"([a-z0-9_-]{1,20})=([^@=,]+)@([^@=,/]+)/s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """What was typed, understood."""
+
+    given: Mapping[str, Any]
+    prompts: Sequence[Prompts]
+    rooms: Sequence[Room]
+    all_rooms: bool
+    model: Fit | None
+    prefill: Prefill | None
+    tiers: tuple[Tier, ...]
+    points: int
+    explained: int | None
+    notes: list[str] = field(default_factory=list)
+
+    def asked(self, prompts: Prompts) -> Asked:
+        """What is asked of one set of prompts: defaults follow from what they are."""
+        return Asked(
+            kinds=self.kinds(prompts),
+            rooms=self.rooms_in(prompts),
+            all_rooms=self.all_rooms,
+            points=self.points,
+            model=self.model.model if self.model else None,
+            bytes_per_token=self.model.bytes_per_token if self.model else None,
+            prefill=self.prefill,
+            tiers=self.tiers,
+            with_tree=self.given["show_tree"],
+            explained=self.explained,
+        )
+
+    def kinds(self, prompts: Prompts) -> list[Kind]:
+        """Index × policy × block size × outputs, in the order given."""
+        given = self.given
+        sizes = _sizes(given["block_size"])
+        usual = [NONE] if prompts.is_trace else [KNOWN]
+        typed = given["cache_outputs"]
+        outputs = usual if typed is None else names_in(typed, "--cache-outputs", OUTPUTS)
+        return [
+            Kind(index=index, policy=policy, block_size=size, cache_outputs=cached)
+            for index in names_in(given["index"], "--index", (HASH, RADIX))
+            for policy in names_in(given["policy"], "--policy", POLICIES)
+            for size in sizes or [prompts.block_size if prompts.is_trace else BLOCK_SIZE[index]]
+            for cached in outputs
+        ]
+
+    def rooms_in(self, prompts: Prompts) -> list[Room]:
+        """Blocks of made prompts are of one size for all indexes, unless it was typed."""
+        if prompts.is_trace or self.given["block_size"] is not None:
+            return list(self.rooms)
+        unit = BLOCK_SIZE[HASH]
+        return [
+            replace(room, blocks=None, tokens=room.blocks * unit) if room.blocks else room
+            for room in self.rooms
+        ]
+
+
+def parse(given: Mapping[str, Any]) -> Words:
+    """The options as typed; every word is understood before a trace or a config is read."""
+    _check(given)
+    notes: list[str] = []
+    fit, prefill = _model(given, notes)
+    rooms, all_rooms = _rooms(given, fit)
+    explained = given["explain_request"]
+    number = None if explained is None else parse_count(explained, name="--explain-request")
+    return Words(
+        given=given,
+        prompts=_prompts(given, number),
+        rooms=rooms,
+        all_rooms=all_rooms,
+        model=fit,
+        prefill=prefill,
+        tiers=_tiers(given["tiers"], fit),
+        points=parse_count(given["points"], name="--points", high=MOST_POINTS),
+        explained=number,
+        notes=notes + _idle(given),
+    )
+
+
+def _check(given: Mapping[str, Any]) -> None:
+    """Refuse words that contradict each other."""
+    if given["trace"] is not None:
+        others = [name for name in ("workload", *OF_WORKLOAD) if given[name] is not None]
+        if others:
+            raise usage_error(
+                f"--trace has its own requests: {_flag(others[0])} says otherwise",
+                "leave out one of the two",
+            )
+        if KNOWN in str(given["cache_outputs"] or "").split(","):
+            raise usage_error(
+                "--cache-outputs known: a trace does not say what was generated",
+                "take none or unique, or a made --workload",
+            )
+    if given["trace"] is None and (named := [n for n in OF_TRACE if given[n] is not None]):
+        raise usage_error(
+            f"{_flag(named[0])} is of a --trace", "add --trace FILE, or leave it out"
+        )
+    if given["model"] is None and (named := [n for n in OF_MODEL if given[n] is not None]):
+        raise usage_error(
+            f"{_flag(named[0])} depends on the model", "add --model, such as --model llama-3-8b"
+        )
+    if given["show_tree"] and RADIX not in names_in(given["index"], "--index", (HASH, RADIX)):
+        raise usage_error("--show-tree draws a radix tree", "add --index radix")
+    if given["explain_request"] is not None and ALL in _words(given["capacity"]):
+        raise usage_error(
+            "--explain-request looks at one cache, and --capacity is all of them",
+            "give a capacity: --capacity 1000",
+        )
+    if given["tiers"] is not None and ALL in _words(given["capacity"]):
+        raise usage_error(
+            "--tiers are below a GPU's cache of some capacity, and --capacity is all of them",
+            "give a capacity: --capacity 4GiB, or --capacity gpu with --gpu",
+        )
+    _sizes(given["block_size"])
+    for option, known in (("policy", POLICIES), ("cache_outputs", OUTPUTS)):
+        names_in(given[option], _flag(option), known)
+
+
+def _idle(given: Mapping[str, Any]) -> list[str]:
+    """Notes on options that change nothing here."""
+    idle = {
+        "--points": given["points"] != "1000" and ALL not in _words(given["capacity"]),
+        "--efficiency": given["efficiency"] is not None and given["gpu"] is None,
+        "--seed": given["seed"] and given["trace"] is not None,
+    }
+    return [f"{option} changes nothing here" for option, true in idle.items() if true]
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _words(typed: str) -> list[str]:
+    return [word.strip().lower() for word in typed.split(",")]
+
+
+def _sizes(typed: str | None) -> list[int]:
+    if typed is None:
+        return []
+    return list(dict.fromkeys(parse_counts(typed, name="--block-size", high=2**20)))
+
+
+# -- prompts
+
+
+def _prompts(given: Mapping[str, Any], explained: int | None) -> list[Prompts]:
+    counts: list[int | None] = [None]
+    if given["num_requests"] is not None:
+        counts = [*parse_counts(given["num_requests"], name="--num-requests", high=2**33)]
+    if explained is not None:
+        if given["num_requests"] is not None and min(filter(None, counts)) < explained:
+            raise usage_error(
+                f"--explain-request {explained:,} is beyond --num-requests",
+                "raise the one, or lower the other",
+            )
+        counts = [explained]
+    if given["trace"] is not None:
+        return [_traced(given, count) for count in counts]
+    typed = given["workload"] or DEFAULT_WORKLOAD
+    names = list(catalog.preset_ids("prefixes")) if typed == ALL else typed.split(",")
+    names = [name.strip() for name in names]
+    lists = [names, counts, *(_numbers(given, name) for name in OF_WORKLOAD)]
+    combined = list(itertools.product(*lists))
+    if len(combined) > MOST_SOURCES:
+        raise usage_error(
+            f"{len(combined):,} sets of prompts are too many", f"ask for at most {MOST_SOURCES}"
+        )
+    return [
+        made(_sharing(name, count, given["seed"], values)) for name, count, *values in combined
+    ]
+
+
+def _sharing(name: str, count: int | None, seed: int, values: Sequence[float | None]) -> Sharing:
+    overrides = dict(zip(OF_WORKLOAD, values, strict=True))
+    return sharing_of(name, num_requests=count, seed=seed, **overrides)
+
+
+def _numbers(given: Mapping[str, Any], name: str) -> Sequence[float | None]:
+    """The list typed for an option of made prompts."""
+    typed = given[name]
+    if typed is None:
+        return [None]
+    if name in WHOLE or name.endswith("_tokens"):
+        return parse_counts(typed, name=_flag(name), low=int(RANGES[name][0]))
+    try:
+        return [float(word) for word in typed.split(",")]
+    except ValueError:
+        raise usage_error(
+            f"{_flag(name)}: '{typed[:40]}' is not a number", f"write {_flag(name)} 0.5,1"
+        ) from None
+
+
+def _traced(given: Mapping[str, Any], count: int | None) -> Prompts:
+    size = given["trace_block_size"]
+    return traced(
+        given["trace"],
+        num_requests=count,
+        format=given["trace_format"],
+        block_size=None if size is None else parse_count(size, name="--trace-block-size", high=2**30),
+        tenant=given["tenants"],
+    )
+
+
+# -- memory
+
+
+def _model(given: Mapping[str, Any], notes: list[str]) -> tuple[Fit | None, Prefill | None]:
+    """Bytes of a token, and what its prefill computes where that is known."""
+    if given["model"] is None:
+        return None, None
+    load = _loader()
+    on_gpu = ON_GPU in _words(given["capacity"])
+    if on_gpu and given["gpu"] is None:
+        raise usage_error("--capacity gpu is what a GPU has left", "add --gpu h100")
+    words = {name: given[name] for name in ("kv_dtype", "dtype", "tp")}
+    device = {"gpu": given["gpu"], "weights": given["weights"], "gpu_memory_utilization": None}
+    memory = dict.fromkeys(device) if not on_gpu else device
+    fit = tokens_of(
+        load=load, model=given["model"], kv_memory=None if on_gpu else "1024TiB", **memory,
+        **{**words, "tp": words["tp"] or _ranks(given["gpu"])},
+    )  # fmt: skip
+    notes += fit.notes
+    try:
+        prefill = prefill_of(
+            load, given["model"], gpu=given["gpu"], weights=given["weights"],
+            efficiency=given["efficiency"], **words,
+        )  # fmt: skip
+    except KvtoolError as error:
+        if error.code not in ("prefill_not_counted", "weights_not_counted"):
+            raise
+        notes.append(f"what hits save is not known: {error.message}")
+        return fit, None
+    notes += [note for note in prefill.notes if note not in notes]
+    return fit, prefill
+
+
+def _ranks(gpu: str | None) -> str | None:
+    """`h100:8` is 8 ranks unless --tp says otherwise."""
+    return gpu.partition(":")[2] or None if gpu else None
+
+
+def _loader() -> Callable[[str], Any]:
+    """Each config is read once: standard input can be read only once."""
+    from functools import cache
+
+    from kvtool.config import load_config
+
+    return cache(load_config)
+
+
+def _rooms(given: Mapping[str, Any], fit: Fit | None) -> tuple[list[Room], bool]:
+    """The capacities as typed, and whether all are asked for."""
+    rooms: list[Room] = []
+    words = [word.strip() for word in given["capacity"].split(",")]
+    for word in words:
+        if word.lower() == ALL:
+            continue
+        if word.lower() == ON_GPU:
+            if fit is None:
+                raise usage_error(
+                    "--capacity gpu is what a GPU has left beside a model",
+                    "add --model llama-3-8b --gpu h100",
+                )
+            rooms.append(Room(tokens=fit.tokens))
+        elif re.fullmatch(r"[0-9.]+\s*[a-z]*b", word.lower()):
+            rooms.append(Room(tokens=_tokens_in(word, fit)))
+        else:
+            counts = parse_counts(word, name="--capacity", high=MOST_BLOCKS)
+            rooms += [Room(blocks=count) for count in counts]
+    return list(dict.fromkeys(rooms)), any(word.lower() == ALL for word in words)
+
+
+def _tokens_in(word: str, fit: Fit | None) -> int:
+    memory = parse_bytes(word, name="--capacity")
+    if fit is None:
+        raise usage_error(
+            f"--capacity {word} is memory, and how many tokens fit into it depends on the model",
+            "add --model, such as --model llama-3-8b, or give blocks: --capacity 1000",
+        )
+    tokens = memory // fit.bytes_per_token
+    if not tokens:
+        raise usage_error(
+            f"--capacity {word} holds no token of {fit.bytes_per_token:,} bytes", "give more"
+        )
+    return tokens
+
+
+def _tiers(typed: str | None, fit: Fit | None) -> tuple[Tier, ...]:
+    """`cpu=64GiB@25GB/s,disk=1TiB@6GB/s`, the nearest first."""
+    found: list[Tier] = []
+    for word in [] if typed is None else typed.split(","):
+        match = _TIER.fullmatch(word.strip())
+        if match is None:
+            raise usage_error(
+                f"--tiers: '{word.strip()[:40]}' is no tier",
+                "write NAME=SIZE@BANDWIDTH/s: --tiers cpu=64GiB@25GB/s,disk=1TiB@6GB/s",
+            )
+        assert fit is not None, "checked: tiers want a model"
+        rate = parse_bytes(match[3], name="--tiers")
+        if not rate or match[1] in ("gpu", *(tier.name for tier in found)):
+            raise usage_error(
+                f"--tiers: '{word.strip()[:40]}' moves nothing, or there is one of that name",
+                "give each tier a name of its own and a bandwidth above 0",
+            )
+        found.append(
+            Tier(
+                name=match[1],
+                capacity_bytes=parse_bytes(match[2], name="--tiers"),
+                bytes_per_token=fit.bytes_per_token * fit.tp,
+                bytes_per_s=float(rate),
+            )
+        )
+    return tuple(found)
