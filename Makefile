@@ -43,6 +43,7 @@ fmt: full ## format, and fix what ruff can fix
 bench: core ## start-up, simulators and the CPU kernel against goals, twins and peers (VLLM_PYTHON=…)
 	$(BIN)/python scripts/bench_startup.py
 	$(BIN)/python scripts/bench_simulators.py
+	$(BIN)/python scripts/bench_prefix.py
 	$(BIN)/python scripts/bench_attention.py
 
 readme: full ## write every output in README.md and docs/ anew

@@ -1,4 +1,4 @@
-"""What kvtool knows beforehand: models, GPUs, workloads and class defaults, as presets/ has them.
+"""What kvtool knows beforehand: models, GPUs, workloads, class defaults, as presets/ has them.
 
 tomllib is pure Python, so one preset is found by scanning the text for its name and only its own
 table is parsed; a whole kind is parsed, and validated, when it is listed.
@@ -17,7 +17,8 @@ from typing import Any, ClassVar, TypeVar
 
 from kvtool.errors import KvtoolError, did_you_mean, usage_error
 
-KINDS = ("models", "gpus", "workloads")
+KINDS = ("models", "gpus", "workloads", "prefixes")
+"""In the order in which a name is looked for: one that two kinds have is the first's."""
 
 _ROOT = Path(__file__).with_name("presets")
 # A table of the first level: [h100-sxm] or ["qwen2.5-7b"], but not ["qwen2.5-7b".config].
@@ -102,7 +103,43 @@ class WorkloadPreset:
     note: str = ""
 
 
-_Preset = TypeVar("_Preset", ModelPreset, GpuPreset, WorkloadPreset)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixPreset:
+    """A made workload with shared prefixes, as `kvtool.sharing` reads it; lengths in tokens.
+
+    Without a `prefix_dist` there are no prefixes, without a `session_dist` no tokens that the
+    requests of a session alone share. Without a `keep`, every node of a level has children.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    id: str
+    name: str
+    aliases: tuple[str, ...] = ()
+    num_prefixes: int = 0
+    prefix_dist: str | None = None
+    prefix_mean: float = 0
+    prefix_cap: int = 0
+    zipf: float = 1.0
+    share: float = 1.0
+    session_dist: str | None = None
+    session_mean: float = 0
+    session_cap: int = 0
+    turn_dist: str
+    turn_mean: float
+    turn_cap: int
+    output_dist: str
+    output_mean: float
+    output_cap: int
+    turns: int = 1
+    branch: int = 1
+    keep: int | None = None
+    concurrency: int = 64
+    source: str
+    note: str = ""
+
+
+_Preset = TypeVar("_Preset", ModelPreset, GpuPreset, WorkloadPreset, PrefixPreset)
 
 
 def model_preset(name: str) -> ModelPreset | None:
@@ -127,6 +164,14 @@ def workload_preset(name: str) -> WorkloadPreset:
     return WorkloadPreset(**_fields_with_id(*found))
 
 
+def prefix_preset(name: str) -> PrefixPreset:
+    """The preset of that id or alias in any case; blanks and underscores count as hyphens."""
+    found = _find("prefixes", name)
+    if found is None:
+        raise _unknown("workload with shared prefixes", name, ("prefixes",))
+    return PrefixPreset(**_fields_with_id(*found))
+
+
 @cache
 def model_presets() -> tuple[ModelPreset, ...]:
     """Every model preset, validated, in the order of the files."""
@@ -143,6 +188,12 @@ def gpu_presets() -> tuple[GpuPreset, ...]:
 def workload_presets() -> tuple[WorkloadPreset, ...]:
     """Every workload preset, validated, in the order of the files."""
     return validate(WorkloadPreset, _rows("workloads", _fields_with_id))
+
+
+@cache
+def prefix_presets() -> tuple[PrefixPreset, ...]:
+    """Every prefix preset, validated, in the order of the files."""
+    return validate(PrefixPreset, _rows("prefixes", _fields_with_id))
 
 
 @cache

@@ -20,7 +20,7 @@ from kvtool.errors import KvtoolError, usage_error
 from kvtool.model import read_model
 from kvtool.model.shape import LayerCache, ModelShape
 from kvtool.units import format_bytes, parse_bytes, parse_count
-from kvtool.weights import parameters
+from kvtool.weights import estimate
 
 if TYPE_CHECKING:
     from kvtool.config import LoadedConfig
@@ -62,12 +62,21 @@ def tokens_of(
     asked = _Asked(
         memory=None if kv_memory is None else parse_bytes(kv_memory, name="--kv-memory"),
         device=device,
-        tp=device.tp if device else _ranks(tp, 1),
+        tp=device.tp if device else ranks_of(tp, 1),
         dtype=None if dtype is None else dtype_named(dtype, flag="--dtype", among=MODEL_DTYPES),
         kv_dtype=kv_dtype or "auto",
     )
     parse_kv_dtype(asked.kv_dtype, auto=DTYPES["bf16"])
     return _fit(asked, load(model))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpus:
+    """GPUs of one kind; `tp` of the `count` are the ranks of one replica."""
+
+    preset: catalog.GpuPreset
+    count: int
+    tp: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,28 +102,35 @@ class _Asked:
     kv_dtype: str
 
 
-def _ranks(tp: int | str | None, usual: int) -> int:
+def ranks_of(tp: int | str | None, usual: int) -> int:
+    """Tensor-parallel ranks as typed, or the usual number."""
     return usual if tp is None else parse_count(str(tp), name="--tp", high=MAX_PARALLEL)
 
 
-def _device(
-    text: str, tp: int | str | None, weights: str | None, utilization: float | None
-) -> _Device:
+def gpus_of(text: str, tp: int | str | None) -> Gpus:
     """`h100` or `h100:8`: that many GPUs are as many ranks, unless --tp says otherwise."""
     if "," in text:
-        raise usage_error("--gpu: a pool is that of one kind of GPU", "write --gpu h100:8")
+        raise usage_error("--gpu: give one kind of GPU, not several", "write --gpu h100:8")
     name, colon, number = text.strip().partition(":")
-    gpu = catalog.gpu_preset(name)
+    preset = catalog.gpu_preset(name)
     count = parse_count(number, name="--gpu", high=MAX_PARALLEL) if colon else 1
-    ranks = _ranks(tp, count)
+    ranks = ranks_of(tp, count)
     if colon and ranks > count:
         raise usage_error(
             f"--tp {ranks:,} is more than the {count:,} GPUs of --gpu {text.strip()}",
             f"write --gpu {name}:{ranks}, or lower --tp",
         )
-    if gpu.usable_bytes is None:
+    return Gpus(preset=preset, count=max(count, ranks), tp=ranks)
+
+
+def _device(
+    text: str, tp: int | str | None, weights: str | None, utilization: float | None
+) -> _Device:
+    gpus = gpus_of(text, tp)
+    if gpus.preset.usable_bytes is None:
         raise usage_error(
-            f"{gpu.id}: no usable memory is known", "give the cache's memory with --kv-memory 12GiB"
+            f"{gpus.preset.id}: no usable memory is known",
+            "give the cache's memory with --kv-memory 12GiB",
         )
     part = GPU_MEMORY_UTILIZATION if utilization is None else utilization
     if not 0 < part <= 1:
@@ -123,10 +139,10 @@ def _device(
             "give a part of the memory above 0 and up to 1, such as 0.9",
         )
     return _Device(
-        gpu=gpu.id,
-        usable_bytes=gpu.usable_bytes,
-        count=max(count, ranks),
-        tp=ranks,
+        gpu=gpus.preset.id,
+        usable_bytes=gpus.preset.usable_bytes,
+        count=gpus.count,
+        tp=gpus.tp,
         utilization=part,
         weights=None if weights is None else parse_bytes(weights, name="--weights"),
     )
@@ -169,15 +185,22 @@ def _layout(asked: _Asked, loaded: LoadedConfig) -> tuple[CacheLayout, list[str]
     """The model's cache in the dtypes asked for, and notes; refused unless its tokens are equal."""
     shape = read_model(loaded.config, catalog.class_defaults()["types"])
     _check_plain(loaded.name, shape)
-    check_parallel(shape, asked.tp, 1)
+    return layout_of(loaded, shape, dtype=asked.dtype, kv_dtype=asked.kv_dtype, tp=asked.tp)
+
+
+def layout_of(
+    loaded: LoadedConfig, shape: ModelShape, *, dtype: Dtype | None, kv_dtype: str, tp: int
+) -> tuple[CacheLayout, list[str]]:
+    """A model's cache in the dtypes asked for, or its config's, and notes on what is assumed."""
+    check_parallel(shape, tp, 1)
     notes = [*loaded.notes, *shape.notes]
-    if asked.dtype is None and shape.dtype is None:
+    if dtype is None and shape.dtype is None:
         notes.append("the config states no dtype: bf16 is assumed (--dtype sets it)")
-    dtype = asked.dtype or DTYPES[shape.dtype or "bf16"]
-    if shape.kv_dtype and "auto" in asked.kv_dtype.lower():
+    dtype = dtype or DTYPES[shape.dtype or "bf16"]
+    if shape.kv_dtype and "auto" in kv_dtype.lower():
         notes.append(f"the checkpoint quantises its KV cache: auto is {shape.kv_dtype}")
-    kv = parse_kv_dtype(asked.kv_dtype, auto=DTYPES[shape.kv_dtype] if shape.kv_dtype else dtype)
-    layout = CacheLayout(shape=shape, dtype=dtype, kv=kv, tp=asked.tp)
+    kv = parse_kv_dtype(kv_dtype, auto=DTYPES[shape.kv_dtype] if shape.kv_dtype else dtype)
+    layout = CacheLayout(shape=shape, dtype=dtype, kv=kv, tp=tp)
     return layout, [f"{loaded.name}: {note}" for note in notes]
 
 
@@ -186,13 +209,9 @@ def _check_plain(name: str, shape: ModelShape) -> None:
     plain = all(_is_plain(entry, shape) for entry in shape.layers)
     if plain and shape.rows_per_sequence == 1:
         return
-    kinds = Counter(_kind(entry) for entry in shape.layers)
-    listed = ", ".join(f"{count} × {kind}" for kind, count in kinds.items())
-    if shape.rows_per_sequence > 1:
-        listed += f", for {shape.rows_per_sequence} codebooks"
     raise KvtoolError(
         f"{name}: bytes are no number of tokens, for its layers do not keep every token alike: "
-        f"{listed}",
+        f"{layers_in_words(shape)}",
         "give the pool itself: --num-blocks or --pool-tokens",
         code="tokens_differ",
     )
@@ -206,6 +225,15 @@ def _is_plain(entry: LayerCache, shape: ModelShape) -> bool:
         return entry.kind in ("full", "latent")
     top = shape.max_context if shape.max_context_stated else None
     return entry.kind == "sliding" and top is not None and entry.window >= top
+
+
+def layers_in_words(shape: ModelShape) -> str:
+    """'21 × sliding (4,096 tokens), 21 × full': what the layers cache, by kind."""
+    kinds = Counter(_kind(entry) for entry in shape.layers)
+    listed = ", ".join(f"{count} × {kind}" for kind, count in kinds.items())
+    if shape.rows_per_sequence > 1:
+        listed += f", for {shape.rows_per_sequence} codebooks"
+    return listed
 
 
 def _kind(entry: LayerCache) -> str:
@@ -223,12 +251,8 @@ def _left(device: _Device, loaded: LoadedConfig, layout: CacheLayout) -> tuple[i
     """What the weights leave of a GPU's memory, how it came about, and notes."""
     notes, weights = [], device.weights
     if weights is None:
-        count = parameters(loaded.name, loaded.config, layout.shape)
-        weights = count * layout.dtype.bits // 8
-        notes.append(
-            f"{loaded.name}: its weights are an estimate: {count:,} parameters in "
-            f"{layout.dtype.name} are {format_bytes(weights)} (--weights sets them)"
-        )
+        weights, note = estimate(loaded.name, loaded.config, layout.shape, layout.dtype)
+        notes.append(note)
     share = -(-weights // device.tp)
     budget = int(device.usable_bytes * Fraction(str(device.utilization)))
     if share >= budget:

@@ -117,6 +117,8 @@ class Study:
     shared: dict[bool, Shared] = field(default_factory=dict)
     """By whether known outputs are cached."""
     reasons: dict[Kind, Reasons | None] = field(default_factory=dict)
+    listed: dict[str, list[Row]] = field(default_factory=dict)
+    """What is shared most, by which outputs are cached."""
     tokens: Counts | None = None
 
     def caches(self) -> list[tuple[Kind, Cache]]:
@@ -268,7 +270,11 @@ class Study:
 
     def _prefixes(self, kind: Kind) -> list[Row] | None:
         shared = self._shared_by(kind)
-        return None if shared is None else [asdict(one) for one in shared.prefixes(MOST_LISTED)]
+        if shared is None:
+            return None
+        if shared.outputs not in self.listed:
+            self.listed[shared.outputs] = [asdict(one) for one in shared.prefixes(MOST_LISTED)]
+        return self.listed[shared.outputs]
 
     def _tokens(self) -> Counts:
         """Of all prompts."""
@@ -308,4 +314,6 @@ def _costs(kind: Kind, result: PrefixResult) -> Row:
         naming_s = result.queried_tokens // kind.block_size * block_naming_s(kind.block_size)
     else:
         naming_s = result.hit_tokens * token_comparing_s()
-    return dict(zip(_COSTS, (result.cpu_s / count, naming_s / count, result.index_bytes), strict=True))
+    return dict(
+        zip(_COSTS, (result.cpu_s / count, naming_s / count, result.index_bytes), strict=True)
+    )

@@ -20,8 +20,8 @@ def explain(prompts: Prompts, cache: Cache, number: int) -> Row:
     """What the request of that number (from 1) found in a cache, and what ended the hit.
 
     `last_request` had the first token that was no hit, after the same tokens; None: nobody.
-    `needed_blocks` is the least capacity of a hash index by recency that finds all there is to find;
-    None if there is nothing.
+    `needed_blocks` is the least capacity of a hash index by recency that finds all there is to find
+    and has room for every request so far; None if there is nothing.
     """
     from kvtool.sim.prefix.blocks import ids_per_key, in_blocks_of
     from kvtool.sim.prefix.curve import StackDistances
@@ -38,7 +38,7 @@ def explain(prompts: Prompts, cache: Cache, number: int) -> Row:
     steps_before, last_request = stack.steps, shared.last_requests(())
     for part in _up_to(prompts, number):
         of = keys.of(part)
-        last_request, steps_before = shared.last_requests(of), stack.steps.copy()
+        last_request, steps_before = shared.last_requests(of.tolist()), stack.steps.copy()
         for step in steps_of([run], part, of):
             step()
         shared.feed(part, keys, of)
@@ -58,7 +58,9 @@ def explain(prompts: Prompts, cache: Cache, number: int) -> Row:
         "findable_tokens": found,
         "ended_by": _ended_by(hits, found, common, size),
         "last_request": last_request[ends_at] if ends_at < len(last_request) else None,
-        "needed_blocks": int(by_capacity.argmax()) if found else None,
+        "needed_blocks": max(int(by_capacity.argmax()), int(stack.totals.largest))
+        if found
+        else None,
     }
 
 

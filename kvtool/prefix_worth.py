@@ -121,9 +121,7 @@ def _moved(tier: Tier, result: PrefixResult, above: PrefixResult, block_size: in
     }
 
 
-def _recomputed(
-    prefill: Prefill, tokens: Counts, result: PrefixResult, above: PrefixResult
-) -> Row:
+def _recomputed(prefill: Prefill, tokens: Counts, result: PrefixResult, above: PrefixResult) -> Row:
     """Seconds of computing what was found here instead."""
     assert prefill.flops_per_s is not None, "only a GPU takes seconds"
     assert result.hits is not None, "tiers are replayed with the hits of each request"
@@ -143,9 +141,7 @@ def _fitting(prompts: Prompts, cache: Cache) -> Iterator[HashedRequests]:
 def _tokens(prompts: Prompts, cache: Cache) -> Counts:
     import numpy as np
 
-    return np.concatenate(
-        [requests.prompt_tokens[_fits(requests, cache)] for requests in prompts]
-    )
+    return np.concatenate([requests.prompt_tokens[_fits(requests, cache)] for requests in prompts])
 
 
 def _fits(requests: HashedRequests, cache: Cache) -> NDArray[np.bool_]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,9 +89,7 @@ class Prompts:
         self._is_whole = self._names <= MOST_KEPT
 
 
-def _and_then(
-    first: HashedRequests, rest: Iterator[HashedRequests]
-) -> Iterator[HashedRequests]:
+def _and_then(first: HashedRequests, rest: Iterator[HashedRequests]) -> Iterator[HashedRequests]:
     yield first
     yield from rest
 
@@ -134,14 +133,17 @@ def made(workload: Sharing) -> Prompts:
     )  # fmt: skip
 
 
-def _first(chunks: Iterator[HashedRequests], count: int | None) -> Iterator[HashedRequests]:
+def _first(
+    chunks: Generator[HashedRequests, None, None], count: int | None
+) -> Iterator[HashedRequests]:
     """Up to so many requests."""
     left = count
-    for requests in chunks:
-        if left is None:
-            yield requests
-            continue
-        yield requests.first(left)
-        left -= min(left, len(requests))
-        if not left:
-            return
+    with closing(chunks):  # the file too
+        for requests in chunks:
+            if left is None:
+                yield requests
+                continue
+            yield requests.first(left)
+            left -= min(left, len(requests))
+            if not left:
+                return

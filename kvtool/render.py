@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -17,15 +18,22 @@ if TYPE_CHECKING:
 WIDE = 10_000
 """Columns of a console that is no terminal: nothing is ever cut or wrapped in a pipe."""
 
+NO_BREAK = "\u00a0"
+_BLANKS = re.compile(rf"[^\S{NO_BREAK}]+")
 
 FORMULAS = ("=", "+", "-", "@")
 """How a spreadsheet knows a formula: a name from a stranger that starts so gets a quote before it."""
 
 
 def one_line(text: str) -> str:
-    """The text on one line, its control characters spelled out: names come from strangers."""
-    flat = " ".join(text.split())
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in flat)
+    """The text on one line, its control characters spelled out: names come from strangers.
+
+    Blanks that do not break stay as they are: a tree's lines are indented by them.
+    """
+    flat = _BLANKS.sub(" ", text).strip(" ")
+    return "".join(
+        c if c.isprintable() or c == NO_BREAK else c.encode("unicode_escape").decode() for c in flat
+    )
 
 
 def encodable(text: str, encoding: str) -> str:

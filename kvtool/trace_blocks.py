@@ -6,6 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from kvtool.requests import Column
 
 
@@ -41,6 +44,22 @@ class HashedRequests:
         """The first so many requests."""
         return self.part(0, min(count, len(self)))
 
+    def where(self, chosen: NDArray[np.bool_]) -> HashedRequests:
+        """The requests that are chosen, in their order."""
+        import numpy as np
+
+        sizes = np.diff(self.starts)
+        starts = np.concatenate([[0], np.cumsum(sizes[chosen])])
+        return replace(
+            self,
+            arrival_ns=self.arrival_ns[chosen],
+            prompt_tokens=self.prompt_tokens[chosen],
+            output_tokens=self.output_tokens[chosen],
+            hash_ids=self.hash_ids[np.repeat(chosen, sizes)],
+            starts=starts,
+            tenant=None if self.tenant is None else self.tenant[chosen],
+        )
+
     def part(self, first: int, end: int) -> HashedRequests:
         """The requests from one place on, up to another."""
         low, high = int(self.starts[first]), int(self.starts[end])
@@ -53,3 +72,16 @@ class HashedRequests:
             starts=self.starts[first : end + 1] - low,
             tenant=None if self.tenant is None else self.tenant[first:end],
         )
+
+    def prompts_only(self) -> HashedRequests:
+        """The same requests with the blocks of their prompts alone."""
+        import numpy as np
+
+        if not self.spells_outputs:
+            return self
+        counts = -(-self.prompt_tokens // self.block_size)
+        starts = np.zeros_like(self.starts)
+        np.cumsum(counts, out=starts[1:])
+        places = np.repeat(self.starts[:-1] - starts[:-1], counts)
+        places += np.arange(len(places))
+        return replace(self, hash_ids=self.hash_ids[places], starts=starts, spells_outputs=False)

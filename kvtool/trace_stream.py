@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kvtool.errors import usage_error
+from kvtool.errors import did_you_mean, usage_error
 from kvtool.trace import check_format, known_format, refuse
 from kvtool.trace_blocks import HashedRequests
 from kvtool.trace_formats import FORMATS, CellError, Field, Format, fields_of, shown, trace_error
@@ -18,6 +18,7 @@ from kvtool.trace_lines import Lines, Row, long_cells, not_read, opened, printab
 REQUESTS_AT_ONCE = 1 << 16
 BLOCKS_AT_ONCE = 1 << 21
 """What a chunk has at most: 16 MiB of hashes, and those of one more request."""
+MOST_TENANTS, MOST_LETTERS = 256, 80
 Progress = Callable[[int], None]
 """Told how many bytes have been read since it was last told."""
 
@@ -30,11 +31,13 @@ class HashedTrace:
     """The file's name, or "standard input"."""
     num_bytes: int | None
     """Of the file, packed or not; None for standard input."""
-    chunks: Iterator[HashedRequests] = field(default_factory=lambda: iter(()))
+    chunks: Generator[HashedRequests, None, None] = field(init=False)
     format: str = ""
     block_size: int = 0
     """Tokens of a block; like the format, known once the first chunk is there."""
     notes: tuple[str, ...] = ()
+    tenants: tuple[str, ...] = ()
+    """By number, as far as they are known: complete at the end."""
 
     def __iter__(self) -> Iterator[HashedRequests]:
         return self.chunks
@@ -45,13 +48,15 @@ def stream_trace(
     *,
     format: str | None = None,
     block_size: int | None = None,
+    tenant: str | None = None,
     stdin: BinaryIO | None = None,
     progress: Progress = lambda read: None,
 ) -> HashedTrace:
     """The requests at a path, or at `-` of standard input, in the order of the file.
 
-    `block_size` is the trace's, where its format says none or another one. Requests without output
-    stay: their prompts are cached too. KvtoolError `trace` if it is no such trace, on the way too.
+    `block_size` is the trace's, where its format says none or another one; `tenant` the column that
+    says whose a request is. Requests without output stay: their prompts are cached too. KvtoolError
+    `trace` if it is no such trace, on the way too.
     """
     check_format(format)
     if block_size is not None and block_size < 1:
@@ -64,14 +69,14 @@ def stream_trace(
         name=where if place == "-" else path.name,
         num_bytes=path.stat().st_size if place != "-" and path.is_file() else None,
     )
-    trace.chunks = _chunks(trace, place, format, block_size, stdin, progress)
+    trace.chunks = _chunks(trace, place, format, block_size, tenant, stdin, progress)
     return trace
 
 
 def _chunks(
     trace: HashedTrace, place: str, name: str | None, block_size: int | None,
-    stdin: BinaryIO | None, progress: Progress,
-) -> Iterator[HashedRequests]:  # fmt: skip
+    tenant: str | None, stdin: BinaryIO | None, progress: Progress,
+) -> Generator[HashedRequests, None, None]:  # fmt: skip
     where = printable(place)
     with opened(place, stdin) as file, long_cells():
         lines = Lines(file, where)
@@ -87,13 +92,22 @@ def _chunks(
         form = FORMATS[trace.format]
         trace.block_size = _block_size(where, form, columns, trace.format, block_size)
         fields = fields_of(form, found, columns)
-        reader = _Reader(lines=lines, fields=fields, column=form.hashes, size=trace.block_size)
+        if tenant is not None and tenant not in columns:
+            raise trace_error(
+                f"{trace.name} has no column '{tenant[:40]}'",
+                f"its columns are {', '.join(columns)[:200]}.{did_you_mean(tenant, columns)}",
+            )
+        reader = _Reader(
+            lines=lines, fields=fields, column=form.hashes, size=trace.block_size, tenant=tenant
+        )
         told = 0
         for chunk in reader.chunks(itertools.chain([head], rows)):
             progress(lines.bytes - told)
             told = lines.bytes
+            trace.tenants = tuple(reader.tenants)
             yield chunk
-        trace.notes = (*lines.notes(), *not_read(lines, {*found.values(), form.hashes}))
+        read = {*found.values(), form.hashes, *([tenant] if tenant else [])}
+        trace.notes = (*lines.notes(), *not_read(lines, read))
 
 
 def _block_size(where: str, form: Format, columns: list[str], name: str, asked: int | None) -> int:
@@ -120,6 +134,9 @@ class _Reader:
     fields: dict[str, Field]
     column: str
     size: int
+    tenant: str | None = None
+    tenants: dict[str, int] = field(default_factory=dict)
+    owners: array[int] = field(default_factory=lambda: array("q"))
     arrivals: array[int] = field(default_factory=lambda: array("q"))
     prompts: array[int] = field(default_factory=lambda: array("q"))
     outputs: array[int] = field(default_factory=lambda: array("q"))
@@ -150,6 +167,8 @@ class _Reader:
             self.prompts.append(tokens)
             self.arrivals.append(time)
             self._add_hashes(line, row.get(self.column), tokens)
+            if self.tenant is not None:
+                self.owners.append(self._number_of(line, row.get(self.tenant)))
             if len(self.prompts) >= REQUESTS_AT_ONCE or len(self.hashes) >= BLOCKS_AT_ONCE:
                 yield self._flush()
         if self.prompts:
@@ -159,6 +178,20 @@ class _Reader:
                 f"{self.lines.where} has no request with a prompt",
                 "is it the right file, and are its columns named right?",
             )
+
+    def _number_of(self, line: int, value: Any) -> int:
+        """The tenant of a request, counted in the order in which they come."""
+        if type(value) not in (str, int) or (type(value) is int and value.bit_length() > 64):
+            what = "is missing" if value is None else f"{shown(value)} names nobody"
+            hint = f"{self.tenant} takes a name or a whole number"
+            self.lines.fail(f"{self.tenant}: {what}", hint, line=line)
+        name = printable(str(value))[:MOST_LETTERS]
+        number = self.tenants.setdefault(name, len(self.tenants))
+        if len(self.tenants) > MOST_TENANTS:
+            what = f"{self.tenant}: more than {MOST_TENANTS} different tenants"
+            hint = "choose a column that tells fewer apart, such as a team, a model or a type"
+            self.lines.fail(what, hint, line=line)
+        return number
 
     def _add_hashes(self, line: int, value: Any, tokens: int) -> None:
         """The blocks of one request; a last one that is not full may be left out."""
@@ -199,6 +232,7 @@ class _Reader:
         )
         self.arrivals, self.prompts, self.outputs = array("q"), array("q"), array("q")
         self.hashes, self.starts = array("q"), array("q", [0])
+        owners, self.owners = self.owners, array("q")
         return HashedRequests(
             arrival_ns=arrivals,
             prompt_tokens=prompts,
@@ -206,4 +240,5 @@ class _Reader:
             hash_ids=hashes,
             starts=starts,
             block_size=self.size,
+            tenant=np.frombuffer(owners, np.int64) if owners else None,
         )

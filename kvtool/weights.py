@@ -6,15 +6,17 @@ class itself in tests/test_pool.py. Experts, quantised weights and types without
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from kvtool import catalog
-from kvtool.errors import KvtoolError
+from kvtool.dtypes import Dtype
+from kvtool.errors import KvtoolError, usage_error
 from kvtool.model.keys import Keys
 from kvtool.model.nested import Part, language_part
 from kvtool.model.shape import ModelShape
+from kvtool.units import format_bytes
 
 Flag = bool | tuple[str, bool]
 """Yes, no, or the key that says so and its class default."""
@@ -93,11 +95,27 @@ DECODERS: dict[str, Decoder] = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """Parameters of a whole model, and which of them multiply a token."""
+
+    total: int
+    matrices: int
+    """Of the layers, without norms and biases: each multiplies every token once."""
+    head: int
+    """The matrix from hidden state to words; the embedding table itself where it is tied."""
+
+
 def parameters(name: str, config: Mapping[str, Any], shape: ModelShape) -> int:
     """Parameters of the whole model, the head included; exact for the types of `DECODERS`.
 
     `shape` is read from the same config. What is not counted yet is refused, by `name`.
     """
+    return count(name, config, shape).total
+
+
+def count(name: str, config: Mapping[str, Any], shape: ModelShape) -> Counted:
+    """The same, with those of the layers' matrices and of the head apart."""
     part = language_part(config, catalog.class_defaults()["types"])
     keys = part.keys
     row = DECODERS.get(keys.model_type)
@@ -106,17 +124,78 @@ def parameters(name: str, config: Mapping[str, Any], shape: ModelShape) -> int:
         raise _refusal(name, why)
     hidden = _size(name, keys, "hidden_size")
     norm = hidden * (1 + row.norm_bias) if _is(keys, row.norm_weight) else 0
-    mlp = _mlp(name, keys, row, hidden)
-    total = _embeddings(name, keys, row, hidden) + norm * row.last_norm(keys)
+    mlp, mlp_biases = _mlp(name, keys, row, hidden)
+    head, projections, other = _embeddings(name, keys, row, hidden)
+    other += norm * row.last_norm(keys)
+    matrices = projections
     for entry in shape.layers:
-        queries = entry.query_heads * entry.k_head_dim
-        values = entry.kv_heads * entry.v_head_dim
-        qkv = queries + entry.kv_heads * entry.k_head_dim + values
-        total += hidden * qkv + qkv * _is(keys, row.qkv_bias)
-        total += entry.query_heads * entry.v_head_dim * hidden + hidden * _is(keys, row.out_bias)
-        total += 2 * entry.k_head_dim * row.qk_norm
-        total += mlp + norm * row.norms(keys)
-    return total
+        qkv = entry.query_heads * entry.k_head_dim
+        qkv += entry.kv_heads * (entry.k_head_dim + entry.v_head_dim)
+        matrices += hidden * (qkv + entry.query_heads * entry.v_head_dim) + mlp
+        other += qkv * _is(keys, row.qkv_bias) + hidden * _is(keys, row.out_bias) + mlp_biases
+        other += 2 * entry.k_head_dim * row.qk_norm + norm * row.norms(keys)
+    return Counted(total=head + matrices + other, matrices=matrices, head=head)
+
+
+def estimate(
+    name: str, config: Mapping[str, Any], shape: ModelShape, dtype: Dtype
+) -> tuple[int, str]:
+    """Bytes of all parameters in one dtype, and the note that this is an estimate."""
+    number = parameters(name, config, shape)
+    weights = number * dtype.bits // 8
+    return weights, (
+        f"{name}: its weights are an estimate: {number:,} parameters in "
+        f"{dtype.name} are {format_bytes(weights)} (--weights sets them)"
+    )
+
+
+def of_bytes(
+    name: str, config: Mapping[str, Any], shape: ModelShape, dtype: Dtype, weights: int
+) -> tuple[Counted, str]:
+    """What a dense model that is not counted has by the bytes of its weights, and the note on it.
+
+    Of all parameters, the embedding table multiplies nothing; the rest is taken to be matrices.
+    A config that does not say so is tied: transformers writes tie_word_embeddings if it is false.
+    """
+    part = language_part(config, catalog.class_defaults()["types"])
+    quantised = next((key for key in QUANTISED if part.anywhere(key) is not None), "")
+    stated = part.anywhere("dtype", "torch_dtype")
+    if quantised or (shape.dtype is None and stated not in (None, "", "auto")):
+        raise _refusal(name, f"its config has {quantised or str(stated)[:40]}: bytes do not tell")
+    total = weights * 8 // dtype.bits
+    hidden, words = part.keys.maybe("hidden_size"), part.keys.maybe("vocab_size")
+    head = hidden.value * words.value if hidden and words else 0
+    tables = head if part.anywhere("tie_word_embeddings") in (None, True) else 2 * head
+    if total <= tables:
+        raise usage_error(
+            f"--weights: {format_bytes(weights)} in {dtype.name} are {total:,} parameters, and the "
+            f"embeddings of {name} alone have {tables:,}",
+            "give the bytes of the whole model",
+        )
+    less = f"less {tables:,} of embeddings" if tables else "embeddings included"
+    return Counted(total=total, matrices=total - tables, head=head), (
+        f"{name}: its parameters are an estimate: {format_bytes(weights)} in {dtype.name} are "
+        f"{total:,}, {less}"
+    )
+
+
+def has_experts(config: Mapping[str, Any]) -> bool:
+    """More than one expert, as the config says or the class of its type has it."""
+    stated = list(_expert_keys(config))
+    if any(isinstance(value, int) and value > 1 for _, value in stated):
+        return True
+    keys = language_part(config, catalog.class_defaults()["types"]).keys
+    chosen = "num_experts_per_tok"
+    return chosen not in dict(stated) and bool(keys.defaults.get(chosen))
+
+
+def _expert_keys(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every key that speaks of experts, at every level."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _expert_keys(value)
+        elif "expert" in key:
+            yield key, value
 
 
 def _uncounted(part: Part, shape: ModelShape) -> str:
@@ -158,22 +237,22 @@ def _is(keys: Keys, flag: Flag) -> bool:
     return flag if isinstance(flag, bool) else keys.flag(flag[0], default=flag[1])
 
 
-def _mlp(name: str, keys: Keys, row: Decoder, hidden: int) -> int:
-    """Parameters of one layer's MLP."""
+def _mlp(name: str, keys: Keys, row: Decoder, hidden: int) -> tuple[int, int]:
+    """Parameters of one layer's MLP: its matrices, its biases."""
     stated = keys.maybe(*row.width)
     width = 4 * hidden if row.wide and stated is None else _size(name, keys, *row.width)
     ups = 2 if row.gated else 1
     biases = ups * width + hidden if _is(keys, row.mlp_bias) else 0
-    return (ups + 1) * hidden * width + biases
+    return (ups + 1) * hidden * width, biases
 
 
-def _embeddings(name: str, keys: Keys, row: Decoder, hidden: int) -> int:
-    """Tokens, positions and the head."""
+def _embeddings(name: str, keys: Keys, row: Decoder, hidden: int) -> tuple[int, int, int]:
+    """The head; projections beside the table; the table if it is not the head, and positions."""
     stated = keys.maybe("word_embed_proj_dim") if row.projected else None
     width = stated.value if stated else hidden
-    tied = keys.flag("tie_word_embeddings", default=row.tied)
-    total = _size(name, keys, "vocab_size") * width * (1 if tied else 2)
+    head = _size(name, keys, "vocab_size") * width
+    other = 0 if keys.flag("tie_word_embeddings", default=row.tied) else head
     if row.positions is not None:
         places = _size(name, keys, "max_position_embeddings", "n_positions")
-        total += (places + row.positions) * hidden
-    return total + (2 * hidden * width if width != hidden else 0)
+        other += (places + row.positions) * hidden
+    return head, 2 * hidden * width if width != hidden else 0, other

@@ -9,20 +9,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
-from datetime import date
 from functools import partial
-from importlib.metadata import version
-from math import isnan, nan
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from bench_words import Integers, Ran, best_of, digits, head, machine, publish, row
 
 from kvtool.lengths import parse_lengths
 from kvtool.requests import Requests
@@ -32,14 +29,11 @@ from kvtool.sim.settings import Settings
 from kvtool.sim.static_batch import StaticBatches
 from kvtool.workload import Workload, chunks
 
-DOCUMENT = Path(__file__).resolve().parents[1] / "docs/performance.md"
 PEER = Path(__file__).parent / "peers/vllm_scheduler.py"
-SECTION = re.compile(r"(?<=<!-- measured: simulators -->\n).*?(?=<!-- end -->)", re.DOTALL)
 COMMAND = (sys.executable, "-m", "kvtool", "fragment", "--dist", "zipf")
 # As in the vLLM paper: the means of ShareGPT, and the 15,728 tokens of OPT-13B's pool.
 PROMPT = parse_lengths("zipf", name="prompts", mean=161.31, cap=1024)
 OUTPUT = parse_lengths("zipf", name="outputs", mean=337.99, cap=1024)
-Integers = tuple[int, int, int]  # what a run came to: steps, preemptions, end_ns
 
 
 class Sizes(NamedTuple):
@@ -52,35 +46,6 @@ class Sizes(NamedTuple):
 
 
 QUICK = Sizes(200, (1_000, 10_000, 100_000), 2_000, repeat=1)
-
-
-class Ran(NamedTuple):
-    """The best times of a run, what it came to, and by how much it raised the peak of memory."""
-
-    came_to: Integers
-    wall_s: float
-    cpu_s: float = nan
-    grown_mib: float = nan
-
-
-def best_of(repeat: int, run: Callable[[], Integers]) -> Ran:
-    """Run so often."""
-    runs = []
-    for _ in range(repeat):
-        held, cpu, wall = peak_mib(anew=True), time.process_time(), time.perf_counter()
-        came_to = run()
-        runs.append((time.perf_counter() - wall, time.process_time() - cpu, peak_mib() - held))
-    walls, cpus, grown = zip(*runs, strict=True)
-    return Ran(came_to, min(walls), min(cpus), max(grown))
-
-
-def peak_mib(*, anew: bool = False) -> float:
-    """The most memory that this process had: on Linux, which counts anew from now if asked to."""
-    if sys.platform != "linux":
-        return nan
-    if anew:
-        Path("/proc/self/clear_refs").write_text("5", "ascii")
-    return int(re.findall(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())[0]) / 1024
 
 
 def zipf(count: int) -> Iterator[Requests]:
@@ -193,25 +158,6 @@ def speed(ran: Ran, count: int) -> tuple[str, ...]:
     return f"{count:,}", digits(ran.wall_s), digits(ran.cpu_s), *numbers
 
 
-def digits(value: float) -> str:
-    """As many as mean something."""
-    return "–" if isnan(value) else f"{value:.{4 if value < 0.1 else 3 if value < 10 else 1}f}"
-
-
-def row(*cells: str) -> str:
-    """A line of a table."""
-    return f"| {' | '.join(cells)} |"
-
-
-def machine() -> str:
-    """What the figures hold for, and when."""
-    info = Path("/proc/cpuinfo").read_text("utf-8") if sys.platform == "linux" else ""
-    name = re.findall(r"model name\s*: (.+)", info) or [platform.machine()]
-    system = f"{platform.system()}, CPython {platform.python_version()}"
-    packages = ", ".join(f"{one} {version(one)}" for one in ("numpy", "numba", "kvtool"))
-    return f"{os.cpu_count()} cores of {name[0]}, {system}, {packages}, {date.today():%-d %B %Y}."
-
-
 def report(sizes: Sizes) -> Iterator[str]:
     """Every table, line by line as it is measured."""
     runs = ("requests", "wall s", "CPU s", "requests/s", "steps", "preempted")
@@ -222,8 +168,8 @@ def report(sizes: Sizes) -> Iterator[str]:
         (allocators, ("allocator", *runs, "its plain twin is slower")),
     )
     yield machine()
-    for measure, head in tables:
-        yield from ("", row(*head), f"|---|{'--:|' * (len(head) - 1)}")
+    for measure, columns in tables:
+        yield from head(*columns)
         yield from measure(sizes)
 
 
@@ -232,16 +178,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--write", action="store_true")
-    options, lines = parser.parse_args(), []
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if not options.quick:
             os.environ["NUMBA_CACHE_DIR"] = folder  # read when numba is imported
-        for line in report(QUICK if options.quick else Sizes()):
-            print(line, flush=True)
-            lines.append(f"{line}\n")
-    if options.write and not options.quick:
-        page = SECTION.sub(lambda _: "".join(lines), DOCUMENT.read_text("utf-8"))
-        DOCUMENT.write_text(page, "utf-8")
+        section = "simulators" if options.write and not options.quick else None
+        publish(report(QUICK if options.quick else Sizes()), section)
 
 
 if __name__ == "__main__":

@@ -55,8 +55,24 @@ source = "x.example"
 """
 
 
+PREFIXES = """\
+[loops]
+name = "Loops"
+turn_dist = "fixed"
+turn_mean = 8
+turn_cap = 8
+output_dist = "fixed"
+output_mean = 8
+output_cap = 8
+turns = 2
+source = "x.example"
+"""
+
+
 def _forget() -> None:
-    for cached in (catalog._tables, catalog.model_presets, catalog.gpu_presets):
+    for cached in (
+        catalog._tables, catalog.model_presets, catalog.gpu_presets, catalog.prefix_presets
+    ):  # fmt: skip
         cached.cache_clear()
 
 
@@ -151,6 +167,17 @@ def test_a_wrong_key_of_a_gpu_is_reported_by_name(write, right, wrong, named):
         catalog.gpu_presets()
 
 
+def test_a_wrong_key_of_shared_prefixes_is_reported_by_name(write):
+    write("prefixes/p.toml", PREFIXES)
+    assert [one.concurrency for one in catalog.prefix_presets()] == [64]
+    write("prefixes/p.toml", PREFIXES.replace("turns = 2", "turn = 2"))
+    with pytest.raises(KvtoolError, match="preset loops: turn: Unexpected keyword argument"):
+        catalog.prefix_presets()
+    write("prefixes/p.toml", PREFIXES.replace("turns = 2", "turns = 2.5"))
+    with pytest.raises(KvtoolError, match="preset loops: turns: "):
+        catalog.prefix_presets()
+
+
 def test_two_files_cannot_name_the_same_preset(write):
     write("gpus/x.toml", GPU)
     write("gpus/y.toml", GPU)
@@ -175,7 +202,7 @@ def test_an_unknown_preset_gets_a_suggestion_and_the_way_to_the_list():
     assert "kvtool presets" in caught.value.hint
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("[mg]*s/*.toml")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(ROOT.glob("*/*.toml")), ids=lambda path: path.name)
 def test_the_tables_found_by_scanning_are_those_that_toml_sees(path: Path):
     whole = tomllib.loads(path.read_text("utf-8"))
     scanned = catalog._tables(path.parent.name)

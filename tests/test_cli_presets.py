@@ -37,6 +37,7 @@ def test_without_a_kind_it_counts(capsys):
         {"kind": "models", "presets": len(catalog.model_presets())},
         {"kind": "gpus", "presets": len(catalog.gpu_presets())},
         {"kind": "workloads", "presets": len(catalog.workload_presets())},
+        {"kind": "prefixes", "presets": len(catalog.prefix_presets())},
     ]
     code, out, _ = call(capsys)
     assert code == 0
@@ -83,6 +84,28 @@ def test_the_workload_table_has_lengths_and_pool(capsys):
     line = next(line for line in out.splitlines() if line.startswith("vllm-paper "))
     for cell in ("lognormal:sigma=", "161.31", "1,024", "337.99", "–", "15,728", "Kwon et al."):
         assert cell in line
+
+
+def test_a_row_of_shared_prefixes_is_the_preset_under_its_name_and_its_aliases(capsys):
+    found = rows(capsys, "prefixes")
+    assert [row["id"] for row in found] == [one.id for one in catalog.prefix_presets()]
+    chat = next(row for row in found if row["id"] == "multi-turn-chat")
+    assert rows(capsys, "--show", "Multi-turn chat") == [chat]
+    assert rows(capsys, "prefixes", "--show", "chat") == [chat]
+    assert (chat["turns"], chat["branch"], chat["keep"]) == (4, 1, None)
+    # Two kinds have this name: without the kind it is the first one's.
+    assert rows(capsys, "--show", "chat") == [
+        row for row in rows(capsys, "workloads") if row["id"] == "chat"
+    ]
+
+
+def test_the_table_of_shared_prefixes_has_their_shape(capsys):
+    code, out, _ = call(capsys, "prefixes")
+    assert code == 0
+    line = next(line for line in out.splitlines() if line.startswith("tree-of-thought "))
+    cells = ["3", "512", "0", "1", "128", "3", "5", "5", "16", "96", "16"]
+    assert line.split()[1:12] == cells
+    assert "Yao et al." in line
 
 
 def test_a_model_row_has_its_hub_id_layers_and_maximum(capsys):
@@ -144,8 +167,10 @@ def test_csv_has_a_line_for_each_gpu(capsys):
     [
         (["gpu"], "no presets of the kind 'gpu'", "Did you mean gpus?"),
         (["workload"], "no presets of the kind 'workload'", "Did you mean workloads?"),
-        (["things"], "no presets of the kind 'things'", "models, gpus, workloads"),
-        (["--show", "chatt"], "no preset is called 'chatt'", "models|gpus|workloads"),
+        (["prefix"], "no presets of the kind 'prefix'", "Did you mean prefixes?"),
+        (["prefixes", "--show", "chats"], "no preset is called 'chats'", "kvtool presets prefixes"),
+        (["things"], "no presets of the kind 'things'", "models, gpus, workloads, prefixes"),
+        (["--show", "chatt"], "no preset is called 'chatt'", "models|gpus|workloads|prefixes"),
         (["workloads", "--show", "h100"], "no preset is called 'h100'", "kvtool presets workloads"),
         (["--show", "rtx-4091"], "no preset is called 'rtx-4091'", "rtx-4090"),
         (["models", "--show", "h100"], "no preset is called 'h100'", "kvtool presets models"),
@@ -164,6 +189,8 @@ def test_what_is_not_there_is_a_usage_error(capsys, words, message, hint):
 def test_completion_offers_kinds_and_names():
     assert _complete_kind("g") == ["gpus"]
     assert _complete_kind("w") == ["workloads"]
+    assert _complete_kind("p") == ["prefixes"]
+    assert _complete_name("tree") == ["tree-of-thought"]
     assert _complete_name("vllm") == ["vllm-paper"]
     assert set(_complete_name("RTX-4")) == {"rtx-4090"}
     assert "h100-pcie" in _complete_name("h100")

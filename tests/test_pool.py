@@ -16,7 +16,7 @@ from kvtool.engines import ideal
 from kvtool.errors import USAGE, KvtoolError
 from kvtool.model import read_model
 from kvtool.pool import Pool, pool_of
-from kvtool.weights import DECODERS, parameters
+from kvtool.weights import DECODERS, count, parameters
 
 GIB = 2**30
 
@@ -424,7 +424,7 @@ def test_every_row_is_compared() -> None:
 
 @pytest.mark.parametrize("kind", TINY)
 def test_weights_are_those_of_the_class_in_transformers(kind: str, table: dict[str, Any]) -> None:
-    pytest.importorskip("torch")
+    torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from kvtool import live
 
@@ -435,7 +435,16 @@ def test_weights_are_those_of_the_class_in_transformers(kind: str, table: dict[s
             made = live.config_class(kind)(**{k: v for k, v in config.items() if k != "model_type"})
             model = live.build(made, device="meta")
         real = sum(one.numel() for one in model.parameters())
-        assert parameters("m", config, read_model(config, table)) == real, more
+        shape = read_model(config, table)
+        assert parameters("m", config, shape) == real, more
+        head = model.get_output_embeddings().weight
+        tables = {id(head)} | {
+            id(one.weight) for one in model.modules() if isinstance(one, torch.nn.Embedding)
+        }
+        matrices = [one for one in model.parameters() if one.ndim == 2 and id(one) not in tables]
+        counted = count("m", config, shape)
+        assert counted.head == head.numel(), more
+        assert counted.matrices == sum(one.numel() for one in matrices), more
 
 
 @pytest.mark.parametrize(

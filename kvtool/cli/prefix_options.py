@@ -73,7 +73,9 @@ def _of_workload(flag: str, metavar: str, text: str) -> object:
 
 NumPrefixesOpt = Annotated[
     str | None,
-    _of_workload("--num-prefixes", "N", "Different prefixes that sessions of --workload begin with."),
+    _of_workload(
+        "--num-prefixes", "N", "Different prefixes that sessions of --workload begin with."
+    ),
 ]
 PrefixTokensOpt = Annotated[
     str | None, _of_workload("--prefix-tokens", "TOKENS", "Their mean length.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from kvtool.prefill import Prefill, prefill_of
 from kvtool.prefix import Asked, Kind, Room
 from kvtool.prefix_worth import Tier
 from kvtool.prompts import Prompts, made, traced
-from kvtool.sharing import RANGES, WHOLE, Sharing, sharing_of
+from kvtool.sharing import RANGES, WHOLE, sharing_of
 from kvtool.sim.prefix.result import HASH, KNOWN, NONE, OUTPUTS, POLICIES, RADIX
 from kvtool.units import parse_bytes, parse_count, parse_counts
 
@@ -125,9 +126,7 @@ def _check(given: Mapping[str, Any]) -> None:
                 "take none or unique, or a made --workload",
             )
     if given["trace"] is None and (named := [n for n in OF_TRACE if given[n] is not None]):
-        raise usage_error(
-            f"{_flag(named[0])} is of a --trace", "add --trace FILE, or leave it out"
-        )
+        raise usage_error(f"{_flag(named[0])} is of a --trace", "add --trace FILE, or leave it out")
     if given["model"] is None and (named := [n for n in OF_MODEL if given[n] is not None]):
         raise usage_error(
             f"{_flag(named[0])} depends on the model", "add --model, such as --model llama-3-8b"
@@ -192,20 +191,18 @@ def _prompts(given: Mapping[str, Any], explained: int | None) -> list[Prompts]:
     typed = given["workload"] or DEFAULT_WORKLOAD
     names = list(catalog.preset_ids("prefixes")) if typed == ALL else typed.split(",")
     names = [name.strip() for name in names]
-    lists = [names, counts, *(_numbers(given, name) for name in OF_WORKLOAD)]
-    combined = list(itertools.product(*lists))
-    if len(combined) > MOST_SOURCES:
+    lists = {name: _numbers(given, name) for name in OF_WORKLOAD}
+    combined = math.prod(map(len, (names, counts, *lists.values())))
+    if combined > MOST_SOURCES:
         raise usage_error(
-            f"{len(combined):,} sets of prompts are too many", f"ask for at most {MOST_SOURCES}"
+            f"{combined:,} sets of prompts are too many", f"ask for at most {MOST_SOURCES}"
         )
     return [
-        made(_sharing(name, count, given["seed"], values)) for name, count, *values in combined
-    ]
-
-
-def _sharing(name: str, count: int | None, seed: int, values: Sequence[float | None]) -> Sharing:
-    overrides = dict(zip(OF_WORKLOAD, values, strict=True))
-    return sharing_of(name, num_requests=count, seed=seed, **overrides)
+        made(sharing_of(name, num_requests=count, seed=given["seed"],
+                        **dict(zip(lists, values, strict=True))))
+        for name, count in itertools.product(names, counts)
+        for values in itertools.product(*lists.values())
+    ]  # fmt: skip
 
 
 def _numbers(given: Mapping[str, Any], name: str) -> Sequence[float | None]:
@@ -229,7 +226,9 @@ def _traced(given: Mapping[str, Any], count: int | None) -> Prompts:
         given["trace"],
         num_requests=count,
         format=given["trace_format"],
-        block_size=None if size is None else parse_count(size, name="--trace-block-size", high=2**30),
+        block_size=None
+        if size is None
+        else parse_count(size, name="--trace-block-size", high=2**30),
         tenant=given["tenants"],
     )
 

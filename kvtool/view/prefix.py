@@ -8,7 +8,7 @@ from kvtool.run import Row, Run
 from kvtool.units import format_bytes, format_seconds
 from kvtool.view import Table, View
 from kvtool.view.prefix_chart import chart
-from kvtool.view.prefix_kinds import Series, series_of
+from kvtool.view.prefix_kinds import Series, by_prompts, series_of
 from kvtool.view.prefix_words import sentences
 from kvtool.view.words import number
 
@@ -24,12 +24,12 @@ def view(run: Run) -> View:
     many = series_of(run.rows)
     lines = [(one, row) for one in many for row in one.replayed]
     if any(len(one.rows) > len(one.replayed) for one in many) or len(lines) > MOST_LINES:
-        tables = [_by_capacity(group) for group in _by_prompts(many)]
+        tables = [_by_capacity(group) for group in by_prompts(many)]
         lines = [(one, one.replayed[-1]) for one in many if one.replayed]
         where = ", at the largest capacity"
     else:
         tables, where = [_table(many, lines, _hits(run.rows), "")], ""
-    tables.append(_table(many, lines, _why(), f"all prompt tokens{where}"))
+    tables.append(_table(many, lines, _why(), f"where the prompt tokens go{where}"))
     tables.append(_table(many, lines, _costs(), f"the index{where}"))
     if any(row["saved_flops"] is not None for _, row in lines):
         tables.append(_table(many, lines, _worth(lines), f"what the hits are worth{where}"))
@@ -42,13 +42,6 @@ def view(run: Run) -> View:
         sentences=tuple(sentences(many)),
         chart=chart(many),
     )
-
-
-def _by_prompts(many: Sequence[Series]) -> list[list[Series]]:
-    groups: dict[str, list[Series]] = {}
-    for one in many:
-        groups.setdefault(one.prompts, []).append(one)
-    return list(groups.values())
 
 
 def _table(
@@ -98,9 +91,10 @@ def _by_capacity(group: Sequence[Series]) -> Table:
             key = row["capacity_tokens"] // largest
             lines.setdefault(key, [None] * len(group))[place] = row
     with_memory = first.rows[0]["capacity_bytes"] is not None
-    columns = ("tokens", *(("memory",) if with_memory else ()), *(one.name for one in group))
-    gains = f"each {'GiB' if with_memory else 'million tokens'} more buys"
-    rows, before = [], None
+    gains = "a GiB more buys" if with_memory else "of what can be found"
+    columns = ("tokens", *(("memory",) if with_memory else ()), *(one.name for one in group), gains)
+    rows: list[tuple[str, ...]] = []
+    before: Row | None = None
     for key in sorted(lines):
         line = lines[key]
         some = next(row for row in line if row is not None)
@@ -108,23 +102,28 @@ def _by_capacity(group: Sequence[Series]) -> Table:
         if with_memory:
             cells.append(format_bytes(some["capacity_bytes"]))
         cells += ["–" if row is None else f"{row['hit_rate']:.2%}" for row in line]
-        rows.append((*cells, _gain(before, line[0])))
+        last = _gain(before, line[0]) if with_memory else _share_found(first, line[0])
+        rows.append((*cells, last))
         before = line[0] or before
     return Table(
         title=f"{first.prompts}: hit rate by capacity",
-        columns=(*columns, gains),
+        columns=columns,
         rows=tuple(rows),
-        right=frozenset((*columns, gains)),
+        right=frozenset(columns),
     )
 
 
 def _gain(before: Row | None, row: Row | None) -> str:
-    """Points of the first cache's hit rate for each GiB, or million tokens, since the line above."""
+    """Points of the first cache's hit rate for each GiB since the line above."""
     if before is None or row is None:
-        return ""
-    name, unit = ("capacity_bytes", 2**30) if row["capacity_bytes"] else ("capacity_tokens", 10**6)
-    more = (row[name] - before[name]) / unit
-    return f"{(row['hit_rate'] - before['hit_rate']) * 100 / more:.3f} points" if more else ""
+        return "–"
+    more = (row["capacity_bytes"] - before["capacity_bytes"]) / 2**30
+    return f"{(row['hit_rate'] - before['hit_rate']) * 100 / more:.3f} points" if more else "–"
+
+
+def _share_found(one: Series, row: Row | None) -> str:
+    """The first cache's hits, of those that a cache without end finds."""
+    return "–" if row is None or not one.ceiling else f"{row['hit_tokens'] / one.ceiling:.1%}"
 
 
 def _why() -> Cells:
@@ -150,7 +149,7 @@ def _costs() -> Cells:
         "index, a request": lambda row: format_seconds(row["index_s_per_request"]),
         "naming, a request": lambda row: format_seconds(row["naming_s_per_request"]),
         "index memory": lambda row: format_bytes(row["index_bytes"]),
-        "a cached token": lambda row: _each(row),
+        "a cached token": _each,
     }
 
 
@@ -178,7 +177,16 @@ def _time(name: str) -> Callable[[Row], str]:
 
 
 def _tiers(many: Sequence[Series], one: Series, row: Row) -> Table:
-    columns = ("tier", "blocks", "hit rate", "read", "written", "loading", "computing instead", "saved")
+    columns = (
+        "tier",
+        "blocks",
+        "hit rate",
+        "read",
+        "written",
+        "loading",
+        "computing instead",
+        "saved",
+    )
     return Table(
         title=f"{_title(many, one, row)}: by tier",
         columns=columns,
@@ -233,7 +241,7 @@ def _title(many: Sequence[Series], one: Series, row: Row) -> str:
 def _prefixes(many: Sequence[Series]) -> list[Table]:
     """Of each set of prompts, by the first cache that was replayed over it."""
     tables = []
-    for group in _by_prompts(many):
+    for group in by_prompts(many):
         row = next((row for one in group for row in one.replayed), None)
         if row is None or not row["prefixes"]:
             continue
@@ -262,5 +270,5 @@ def _tree(one: Series, row: Row) -> Table:
     return Table(
         title=f"{one.name}, {row['capacity_blocks']:,} blocks",
         columns=("radix tree",),
-        rows=tuple((line,) for line in row["tree"]),
+        rows=tuple((line.replace(" ", "\u00a0"),) for line in row["tree"]),  # kept as they are
     )

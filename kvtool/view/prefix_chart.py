@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
+from kvtool.run import Row
 from kvtool.view import Chart, Charts, Line
 from kvtool.view.prefix_kinds import Series
 
-MOST_POINTS = 400
+MOST_POINTS, FEW_POINTS = 400, 24
 
 
 def chart(many: Sequence[Series]) -> Charts | None:
@@ -39,25 +41,25 @@ def chart(many: Sequence[Series]) -> Charts | None:
         if one.knee is not None and one.knee is not one.rows[0]
     ]
     title = "Prefix cache hit rate" if several else f"Prefix cache hit rate: {drawn[0].prompts}"
-    return Charts(
-        charts=(
-            Chart(
-                title=title,
-                x_label=label,
-                y_label="hit rate (% of prompt tokens)",
-                lines=(*lines, *knees),
-                levels=tuple(levels.items()),
-                log_x=True,
-            ),
-            Chart(
-                title="What more of it buys",
-                x_label=label,
-                y_label=f"points of hit rate a {'GiB' if by_bytes else 'million tokens'} more",
-                lines=tuple(_gains(one, name, line.name) for one, line in zip(drawn, lines, strict=True)),
-                log_x=True,
-            ),
-        )
+    rates = Chart(
+        title=title,
+        x_label=label,
+        y_label="hit rate (% of prompt tokens)",
+        lines=(*lines, *knees),
+        levels=tuple(levels.items()),
+        log_x=True,
     )
+    if not by_bytes:
+        return Charts(charts=(rates,))
+    gains = Chart(
+        title="What a GiB more buys",
+        x_label=label,
+        y_label="points of hit rate a GiB more",
+        lines=tuple(_gains(one, line.name) for one, line in zip(drawn, lines, strict=True)),
+        log_x=True,
+        log_y=True,
+    )
+    return Charts(charts=(rates, gains))
 
 
 def _line(one: Series, name: str, several: bool) -> Line:
@@ -69,22 +71,19 @@ def _line(one: Series, name: str, several: bool) -> Line:
     )
 
 
-def _gains(one: Series, name: str, label: str) -> Line:
-    """The slope between two points, at the second, the points some way apart: steps are no slope."""
-    rows = _thinned(one, 40)
-    unit = 2**30 if name == "capacity_bytes" else 10**6
-    pairs = list(zip(rows, rows[1:], strict=False))
-    return Line(
-        name=label,
-        x=tuple(row[name] for _, row in pairs),
-        y=tuple(
-            100 * (row["hit_rate"] - before["hit_rate"]) * unit / (row[name] - before[name])
-            for before, row in pairs
-        ),
-    )
+def _gains(one: Series, label: str) -> Line:
+    """The slope between two points some way apart (steps are no slope), at the second."""
+    rows = one.replayed if len(one.replayed) > 3 else _thinned(one, FEW_POINTS)
+    pairs = [
+        (row["capacity_bytes"], row["hit_rate"] - before["hit_rate"],
+         row["capacity_bytes"] - before["capacity_bytes"])
+        for before, row in itertools.pairwise(rows)
+    ]  # fmt: skip
+    rising = [(at, 100 * more * 2**30 / wider) for at, more, wider in pairs if more > 0]
+    return Line(name=label, x=tuple(at for at, _ in rising), y=tuple(y for _, y in rising))
 
 
-def _thinned(one: Series, most: int = MOST_POINTS) -> list[dict[str, object]]:
+def _thinned(one: Series, most: int = MOST_POINTS) -> list[Row]:
     """So many rows at most, the first and the last among them."""
     last = len(one.rows) - 1
     if last < most:

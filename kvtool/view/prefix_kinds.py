@@ -31,7 +31,7 @@ class Series:
         last = self.rows[-1]
         if last["lost_tokens"] is not None:
             return int(last["hit_tokens"] + last["lost_tokens"])
-        return max(row["hit_tokens"] for row in self.rows)
+        return int(max(row["hit_tokens"] for row in self.rows))
 
     @property
     def knee(self) -> Row | None:
@@ -87,7 +87,9 @@ def prompts_of(rows: Sequence[Row]) -> list[str]:
         if any(len(values) > 1 for values in by_workload.values()):
             varying.append(name)
     return [
-        ", ".join([row["workload"], *(f"{n.replace('_', ' ')} {one[n]:g}" for n in varying if n in one)])
+        ", ".join(
+            [row["workload"], *(f"{n.replace('_', ' ')} {one[n]:g}" for n in varying if n in one)]
+        )
         for row, one in zip(rows, flat, strict=True)
     ]
 
@@ -102,3 +104,11 @@ def capacity(row: Row) -> str:
     if row["capacity_bytes"] is not None:
         return format_bytes(row["capacity_bytes"])
     return f"{row['capacity_tokens']:,} tokens"
+
+
+def by_prompts(many: Sequence[Series]) -> list[list[Series]]:
+    """The caches over each set of prompts."""
+    groups: dict[str, list[Series]] = {}
+    for one in many:
+        groups.setdefault(one.prompts, []).append(one)
+    return list(groups.values())

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from kvtool.run import Row
 from kvtool.units import format_bytes, format_seconds
-from kvtool.view.prefix_kinds import Series, capacity
+from kvtool.view.prefix_kinds import Series, by_prompts, capacity
 from kvtool.view.words import counted
 
 DENOMINATOR = (
     "Hit rate: hit tokens of all prompt tokens, those of rejected requests included; requests one after "
     "the other, each cached before the next."
 )
+MOST_ASKED = 4
 ALIKE = 0.005
 """Hit tokens that differ by less count as the same."""
 
@@ -20,11 +21,33 @@ ALIKE = 0.005
 def sentences(many: Sequence[Series]) -> list[str]:
     """All that there is to say."""
     said = [DENOMINATOR, *_assumptions(many)]
-    several = len({one.prompts for one in many}) > 1
-    for one in many:
-        label = f"{one.prompts}, {one.name}" if several else one.name
-        said += [f"{label}: {text}" for text in (*_shape(one), *_zero(one), *_explained(one), *_tiers(one))]
-    return said + _verdicts(many, several)
+    groups = by_prompts(many)
+    for group in groups:
+        named = f"{group[0].prompts}: " if len(groups) > 1 else ""
+        said += [f"{named}{text}" for text in _about(group)]
+    return said
+
+
+def _about(group: Sequence[Series]) -> list[str]:
+    """Of one set of prompts: its ceiling, each cache where there is something to say, the verdicts."""
+    said = _ceilings(group)
+    for one in group:
+        texts = (*_knee(one), *_zero(one), *_explained(one), *_worth(one), *_tiers(one))
+        said += [f"{one.name}: {text}" for text in texts]
+    return said + _verdicts(group)
+
+
+def _ceilings(group: Sequence[Series]) -> list[str]:
+    """What a cache without end finds, each figure with the caches that it is of."""
+    shares: dict[str, list[str]] = {}
+    for one in group:
+        queried = one.rows[-1]["queried_tokens"]
+        if one.ceiling:
+            shares.setdefault(f"{one.ceiling / queried:.2%}", []).append(one.name)
+    if len(shares) == 1:
+        return [f"A cache without end finds {next(iter(shares))}."]
+    figures = ", ".join(f"{share} ({'; '.join(names)})" for share, names in shares.items())
+    return [f"A cache without end finds {figures}."] if shares else []
 
 
 def _assumptions(many: Sequence[Series]) -> list[str]:
@@ -46,29 +69,22 @@ def _assumptions(many: Sequence[Series]) -> list[str]:
     return said
 
 
-def _shape(one: Series) -> list[str]:
-    """Ceiling and knee, where there is a curve."""
-    last = one.rows[-1]
-    queried, ceiling = last["queried_tokens"], one.ceiling
-    if not ceiling or not queried:
+def _knee(one: Series) -> list[str]:
+    """Where a curve bends, and where it ends."""
+    knee = one.knee
+    if knee is None:
         return []
-    said = [f"the ceiling is {ceiling / queried:.2%}, in a cache without end"]
-    if len(one.rows) > 1:
-        full = next((row for row in one.rows if row["hit_tokens"] >= ceiling), None)
-        if full is not None:
-            said[0] += f", reached by {capacity(full)}"
-        knee = one.knee
-        if knee is not None:
-            said.append(
-                f"the knee is at {capacity(knee)} ({knee['hit_rate']:.2%}): beyond it, more memory buys "
-                "less than the average up to the last capacity"
-            )
-    return [f"{text}." for text in said]
+    said = f"the knee is at {capacity(knee)}, with {knee['hit_rate']:.2%}"
+    full = next((row for row in one.rows if row["hit_tokens"] >= one.ceiling), None)
+    if full is not None:
+        said += f"; {capacity(full)} find all there is to find"
+    return [f"{said}."]
 
 
 def _zero(one: Series) -> list[str]:
-    """The reason for a hit rate of 0, at the largest capacity that has it."""
-    row = next((row for row in reversed(one.rows) if not row["hit_tokens"]), None)
+    """The reason for a hit rate of 0: of the largest capacity, or of the largest of a few that has it."""
+    rows = one.rows if len(one.rows) <= MOST_ASKED else one.rows[-1:]
+    row = next((row for row in reversed(rows) if not row["hit_tokens"]), None)
     if row is None or row["new_tokens"] is None:
         return []
     return [f"no hits at {capacity(row)}: {_reason(row)}"]
@@ -136,11 +152,26 @@ def _end(found: Row, row: Row) -> str:
     return text
 
 
+def _worth(one: Series) -> list[str]:
+    """The time of a prefill with hits and without, at the largest capacity that was replayed."""
+    row = one.replayed[-1]
+    if row["cached_prefill_s_mean"] is None:
+        return []
+    return [
+        f"at {capacity(row)} hits save {row['saved_flops_share']:.1%} of the prefill's FLOPs; on "
+        f"{row['gpu']} the mean prefill takes {format_seconds(row['cached_prefill_s_mean'])} in place of "
+        f"{format_seconds(row['uncached_prefill_s_mean'])}, without queueing (an estimate). Decode costs the "
+        "same."
+    ]
+
+
 def _tiers(one: Series) -> list[str]:
     """Tiers that take longer to load than to compute."""
     said = []
     for row in one.replayed:
         for tier in row["tiers"] or ():
+            if not tier["hit_tokens"] and tier["tier"] != "gpu":
+                said.append(f"{tier['tier']} behind {capacity(row)} is written to and never hit.")
             if tier["saved_s"] is None or not tier["hit_tokens"]:
                 continue
             pays = tier["saved_s"] > 0
@@ -154,79 +185,73 @@ def _tiers(one: Series) -> list[str]:
 # -- radix against hash
 
 
-def _verdicts(many: Sequence[Series], several: bool) -> list[str]:
-    """A line for each pair of a hash index and a radix tree over the same prompts."""
-    said = []
-    for tree in many:
-        if tree.rows[0]["index"] != "radix":
-            continue
-        for other in many:
-            rows = _pairs(other, tree)
-            if rows:
-                label = f"{tree.prompts}: " if several else ""
-                said.append(f"{label}{tree.name} against {other.name}: {_verdict(rows)}")
-    return said
+def _verdicts(group: Sequence[Series]) -> list[str]:
+    """A line for each hash index and radix tree that are alike else."""
+    trees = [one for one in group if one.rows[0]["index"] == "radix"]
+    return [
+        f"{tree.name} against {other.name}: {_verdict(rows)}"
+        for tree in trees
+        for other in group
+        if (rows := _pairs(other, tree))
+    ]
 
 
 def _pairs(other: Series, tree: Series) -> list[tuple[Row, Row]]:
     """Rows of as many tokens, hash and radix, both replayed; none if they are not alike else."""
     one, two = other.rows[0], tree.rows[0]
-    if one["index"] != "hash" or other.prompts != tree.prompts:
-        return []
-    if any(one[name] != two[name] for name in ("policy", "cache_outputs")):
+    if one["index"] != "hash" or any(
+        one[name] != two[name] for name in ("policy", "cache_outputs")
+    ):
         return []
     size = max(one["block_size"], two["block_size"])
     by_size = {row["capacity_tokens"] // size: row for row in other.replayed}
-    return [
-        (by_size[row["capacity_tokens"] // size], row)
-        for row in tree.replayed
-        if row["capacity_tokens"] // size in by_size
-    ]
+    pairs = [(by_size.get(row["capacity_tokens"] // size), row) for row in tree.replayed]
+    return [(row, twin) for row, twin in pairs if row is not None]
 
 
 def _verdict(rows: Sequence[tuple[Row, Row]]) -> str:
-    gains = [_gain(one, two) for one, two in rows]
-    best = max(range(len(rows)), key=lambda at: gains[at])
-    worst = min(range(len(rows)), key=lambda at: gains[at])
-    one, two = rows[-1]
-    if not any(row["hit_tokens"] for pair in rows for row in pair):
-        found = "neither finds a hit"
-    elif max(map(abs, gains)) < ALIKE:
-        found = f"the same hits within {ALIKE:.1%}: the block hash suffices"
-    elif gains[best] == gains[worst]:
-        found = _more(gains[best], *rows[best])
+    """Hits by how far they differ at most, and the price of both at the last capacity."""
+    hits = [max(row["hit_tokens"] for row in pair) for pair in rows]
+    worth = [pair for pair, most in zip(rows, hits, strict=True) if most > max(hits) / 10]
+    if not worth or not max(hits):
+        return f"neither finds a hit. {_price(*rows[-1])}"
+    most, least = (pick(worth, key=_gain) for pick in (max, min))
+    if _gain(most) < ALIKE and _gain(least) > -ALIKE:
+        text = f"as many hit tokens within {ALIKE:.1%}: the block hash suffices"
+    elif most is least or len(worth) == 1:
+        text = _more(most)
     else:
-        found = f"{_more(gains[best], *rows[best])} at {capacity(rows[best][1])}, {_more(gains[worst], *rows[worst])} at {capacity(rows[worst][1])}"
-    return f"{found}. {_price(one, two)}"
+        ends = [one for one in (most, least) if abs(_gain(one)) >= ALIKE]
+        text = ", ".join(f"{_more(one)} at {capacity(one[1])}" for one in ends)
+    return f"{text}. {_price(*rows[-1])}"
 
 
-def _gain(one: Row, two: Row) -> float:
+def _gain(pair: tuple[Row, Row]) -> float:
     """Hit tokens of the tree beyond the hash's, as a share of these."""
+    one, two = pair
     return float((two["hit_tokens"] - one["hit_tokens"]) / max(1, one["hit_tokens"]))
 
 
-def _more(gain: float, one: Row, two: Row) -> str:
-    if not one["hit_tokens"]:
-        return "hits where the hash finds none" if two["hit_tokens"] else "no hits in either"
+def _more(pair: tuple[Row, Row]) -> str:
+    """By how much, and by what: the tail of a block, or whole leaves that go."""
+    one, two = pair
+    gain, each = _gain(pair), abs(two["hit_tokens"] - one["hit_tokens"]) / max(1, two["requests"])
     if abs(gain) < ALIKE:
         return "as many hit tokens"
-    each = abs(two["hit_tokens"] - one["hit_tokens"]) / max(1, two["requests"])
-    return f"{abs(gain):.1%} {'more' if gain > 0 else 'fewer'} hit tokens ({each:,.1f} a request)"
+    if gain > 0:
+        why = f"blocks of {two['block_size']:,}" if two["block_size"] < one["block_size"] else ""
+        return f"{gain:.1%} more hit tokens ({each:,.1f} a request{', by ' + why if why else ''})"
+    return f"{-gain:.1%} fewer hit tokens ({each:,.1f} a request): it evicts whole leaves"
 
 
 def _price(one: Row, two: Row) -> str:
-    """Time and memory of both, at the last capacity."""
-    cost = {
-        row["index"]: row["index_s_per_request"] + row["naming_s_per_request"] for row in (one, two)
-    }
+    """Time and memory of both."""
+    costs = [row["index_s_per_request"] + row["naming_s_per_request"] for row in (one, two)]
     text = (
-        f"A request costs the hash {format_seconds(cost['hash'])} (of it naming "
-        f"{format_seconds(one['naming_s_per_request'])}), the tree {format_seconds(cost['radix'])}; "
-        f"they keep {format_bytes(one['index_bytes'])} and {format_bytes(two['index_bytes'])}"
+        f"A request takes the hash {format_seconds(costs[0])}, of it {format_seconds(one['naming_s_per_request'])} "
+        f"to name blocks, and the tree {format_seconds(costs[1])}"
     )
     prefill = two["uncached_prefill_s_mean"]
     if prefill:
-        text += (
-            f". That is {cost['hash'] / prefill:.3%} and {cost['radix'] / prefill:.3%} of its prefill"
-        )
-    return f"{text}."
+        text += f": {costs[0] / prefill:.3%} and {costs[1] / prefill:.3%} of its prefill"
+    return f"{text}; they keep {format_bytes(one['index_bytes'])} and {format_bytes(two['index_bytes'])}."

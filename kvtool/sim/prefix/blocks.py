@@ -63,7 +63,9 @@ def in_blocks_of(
 
 def outputs_of(requests: HashedRequests, cache_outputs: str) -> NDArray[np.int64]:
     """Generated tokens that take slots: the first comes from the prefill, and alone takes none."""
-    assert cache_outputs != KNOWN or requests.spells_outputs, "a trace does not say what was generated"
+    assert cache_outputs != KNOWN or requests.spells_outputs, (
+        "a trace does not say what was generated"
+    )
     outputs = requests.output_tokens
     return np.zeros_like(outputs) if cache_outputs == NONE else np.where(outputs > 1, outputs, 0)
 

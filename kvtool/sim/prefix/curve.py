@@ -122,6 +122,7 @@ def hit_curve(
         evicted_blocks=evicted,
         rejected=rejected,
         exact_from=exact_from,
+        largest_blocks=largest,
         ceiling_tokens=int(hits[-1]) * block_size,
         ceiling_blocks=max(ceiling, largest) if one_pass else None,
     )

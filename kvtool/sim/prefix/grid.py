@@ -13,7 +13,6 @@ from kvtool.sim.prefix.replay import Cache, HashReplay, Progress, RadixReplay, f
 from kvtool.sim.prefix.result import PrefixResult
 from kvtool.trace_blocks import HashedRequests
 
-
 Watch = Callable[[HashedRequests, Keys, Ints], bool]
 """Told each chunk with its keys before it is replayed; whether keys must be kept for it."""
 
@@ -36,7 +35,7 @@ def replay_all(
         for requests in source:
             of = keys.of(requests)
             kept = watch(requests, keys, of)
-            for step in [pool.submit(step) for step in _steps(runs, requests, of)]:
+            for step in [pool.submit(step) for step in steps_of(runs, requests, of)]:
                 step.result()
             if not kept:
                 forget(keys, runs)
@@ -44,7 +43,7 @@ def replay_all(
     return [run.result() for run in runs]
 
 
-def _steps(
+def steps_of(
     runs: Sequence[HashReplay | RadixReplay], requests: HashedRequests, of: Ints
 ) -> list[Callable[[], None]]:
     """What each run does with a chunk; those of one block size share its blocks."""

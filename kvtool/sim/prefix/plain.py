@@ -13,7 +13,16 @@ from kvtool.sim.prefix.block_index import BlockIndex
 from kvtool.sim.prefix.radix_tree import RadixTree
 from kvtool.sim.prefix.replay import Cache
 from kvtool.sim.prefix.result import (
-    HIT, KNOWN, NONE, QUERIED, RADIX, REJECTED, REQUESTS, TAKEN, UNIQUE, PrefixResult,
+    HIT,
+    KNOWN,
+    NONE,
+    QUERIED,
+    RADIX,
+    REJECTED,
+    REQUESTS,
+    TAKEN,
+    UNIQUE,
+    PrefixResult,
 )  # fmt: skip
 from kvtool.trace_blocks import HashedRequests
 

@@ -202,9 +202,7 @@ def split(tree: Any, nodes: Any, owner: Any, keys: Any, first: int, at: int, len
 
 
 @part
-def evict(
-    tree: Any, nodes: Any, owner: Any, tally: Any, parent_key: Any, num_tokens: int
-) -> None:
+def evict(tree: Any, nodes: Any, owner: Any, tally: Any, parent_key: Any, num_tokens: int) -> None:
     """Whole leaves, until so many tokens are free."""
     freed = 0
     while freed < num_tokens and tree.heaped > 0:

@@ -18,7 +18,16 @@ from kvtool.sim.prefix.policy_kernel import replay_policy
 from kvtool.sim.prefix.pool import HEAPED, LISTED, NONE, POOL
 from kvtool.sim.prefix.radix_kernel import NODE, ROOT, TREE, replay_radix
 from kvtool.sim.prefix.result import (
-    HASH, HIT, KNOWN, POLICIES, QUERIED, RADIX, REJECTED, REQUESTS, TAKEN, PrefixResult,
+    HASH,
+    HIT,
+    KNOWN,
+    POLICIES,
+    QUERIED,
+    RADIX,
+    REJECTED,
+    REQUESTS,
+    TAKEN,
+    PrefixResult,
 )  # fmt: skip
 from kvtool.sim.prefix.result import NONE as NO_OUTPUTS
 from kvtool.trace_blocks import HashedRequests

@@ -71,6 +71,8 @@ class HitCurve:
     evicted_blocks: Counts
     rejected: Counts
     exact_from: int
+    largest_blocks: int
+    """Of the largest request."""
     ceiling_tokens: int
     """Hits of a cache without end."""
     ceiling_blocks: int | None

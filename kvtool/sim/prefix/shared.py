@@ -9,6 +9,7 @@ The tokens of a prompt are hits, or they are not for one of four reasons, in thi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +38,8 @@ class Reasons:
     last_block: int
     findable: int
     """Hits of a cache without end."""
+    longest: int
+    """The longest prefix that a prompt shares with an earlier one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +91,12 @@ class Shared:
         self.shared.append(shared)
         return True
 
+    def last_requests(self, of: Sequence[int]) -> list[int | None]:
+        """The last request so far, counted from 1, that had each of these blocks after the same ones."""
+        known = [self.known[key] for key in of if key < len(self.known)]
+        found = [int(one.last) + 1 if one.requests else None for one in known]
+        return found + [None] * (len(of) - len(found))
+
     def reasons(self, block_size: int) -> Reasons:
         """Of all prompts so far, in blocks of this size."""
         tokens, shared = np.concatenate(self.tokens), np.concatenate(self.shared)
@@ -98,11 +107,8 @@ class Shared:
             rounded=int((shared - full).sum()),
             last_block=int((full - found).sum()),
             findable=int(found.sum()),
+            longest=int(shared.max(initial=0)),
         )
-
-    def longest(self) -> int:
-        """The longest prefix that a prompt shares with an earlier one, in tokens."""
-        return max((int(one.max(initial=0)) for one in self.shared), default=0)
 
     def prefixes(self, most: int) -> list[Prefix]:
         """Those of which most tokens were reused, the most first; a prefix of one stands apart from it."""
@@ -111,7 +117,8 @@ class Shared:
         count = self.keys.count
         runs = np.zeros(count, RUN).view(np.recarray)
         find_runs(self.known, self.keys.before, count, runs)
-        order = np.argsort(-runs.reused, kind="stable")[:most]
+        heads = np.flatnonzero(runs.reused)
+        order = heads[np.argsort(-runs.reused[heads], kind="stable")][:most]
         return [
             Prefix(
                 start=int(runs[key].start),
@@ -122,5 +129,4 @@ class Shared:
                 last_request=int(self.known[key].last) + 1,
             )
             for key in order.tolist()
-            if runs[key].reused
         ]

@@ -1,0 +1,374 @@
+"""`kvtool prefix` from the command line: its rows, its reasons, its words, its refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtool.run import Run
+from kvtool.view.prefix import view
+
+CONTRACT = {
+    "index", "policy", "block_size", "trace_block_size", "capacity_blocks", "capacity_tokens",
+    "cache_outputs", "requests", "queried_tokens", "hit_tokens", "hit_rate", "evicted_blocks",
+    "evicted_leaves", "rejected",
+}  # fmt: skip
+TIMINGS = {"index_s_per_request", "naming_s_per_request"}
+SHARES = ("hit_tokens", "lost_tokens", "rounded_tokens", "last_block_tokens", "new_tokens")
+
+
+@pytest.fixture
+def rows(kvtool: Callable[..., Any]) -> Callable[..., list[dict[str, Any]]]:
+    """The rows of `kvtool prefix …`."""
+
+    def run(*argv: str, code: int = 0) -> list[dict[str, Any]]:
+        ran = kvtool("prefix", *argv, "--json")
+        assert ran.code == code, ran.err
+        found: list[dict[str, Any]] = ran.json["rows"]
+        return found
+
+    return run
+
+
+def line(tokens: int, blocks: list[int], output: int = 9, **more: Any) -> dict[str, Any]:
+    """A request as Mooncake's traces have it."""
+    return {"timestamp": 0, "input_length": tokens, "output_length": output,
+            "hash_ids": blocks, **more}  # fmt: skip
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Callable[..., str]:
+    """A file of requests."""
+
+    def write(*lines: dict[str, Any]) -> str:
+        place = tmp_path / "trace.jsonl"
+        place.write_text("".join(json.dumps(one) + "\n" for one in lines))
+        return str(place)
+
+    return write
+
+
+def chats(count: int, turns: int = 4) -> list[dict[str, Any]]:
+    """Conversations that begin alike and grow by a block a turn, all live at once."""
+    return [
+        line(512 * (turn + 2) + 100, [0, *range(100 * chat, 100 * chat + turn + 2)],
+             tenant=f"team-{chat % 2}")
+        for turn in range(turns)
+        for chat in range(1, count + 1)
+    ]  # fmt: skip
+
+
+def test_a_row_has_the_contract_and_its_reasons_add_up(rows: Any, trace: Any) -> None:
+    found = rows("--trace", trace(*chats(20)), "--capacity", "5,40,1k", "--policy", "lru,lfu")
+    assert [(row["index"], row["policy"], row["capacity_blocks"]) for row in found] == [
+        (index, policy, blocks)
+        for index in ("hash", "radix") for policy in ("lru", "lfu") for blocks in (5, 40, 1024)
+    ]  # fmt: skip
+    for row in found:
+        assert row.keys() >= CONTRACT
+        assert (
+            sum(row[name] for name in SHARES)
+            == row["queried_tokens"]
+            == 20 * (1124 + 1636 + 2148 + 2660)
+        )
+        assert min(row[name] for name in SHARES) >= 0
+        assert row["capacity_tokens"] == row["capacity_blocks"] * row["block_size"]
+        assert row["hit_rate"] == row["hit_tokens"] / row["queried_tokens"]
+        assert (row["block_size"], row["cache_outputs"]) == (512, "none")
+    large = [row for row in found if row["capacity_blocks"] == 1024]
+    # All but the first request find the first block; later turns the whole prompt before.
+    assert {row["hit_tokens"] for row in large} == {512 * (19 + 20 * (2 + 3 + 4))}
+    assert {row["lost_tokens"] for row in large} == {0}
+
+
+def test_all_capacities_are_those_of_replays(rows: Any, trace: Any) -> None:
+    place = trace(*chats(20))
+    curve = rows("--trace", place, "--index", "hash", "--points", "9")
+    sizes = [row["capacity_blocks"] for row in curve]
+    assert sizes == sorted(set(sizes))
+    assert curve[0]["rejected"] > 0  # not every request fits
+    assert curve[-1]["lost_tokens"] == 0
+    assert any(row["index_bytes"] is None for row in curve)
+    single = rows("--trace", place, "--index", "hash", "--capacity", ",".join(map(str, sizes)))
+    names = sorted(CONTRACT | set(SHARES))
+    assert [[row[name] for name in names] for row in curve] == [
+        [row[name] for name in names] for row in single
+    ]
+
+
+def test_the_same_seed_gives_the_same_rows(rows: Any) -> None:
+    def untimed(*words: str) -> list[dict[str, Any]]:
+        found = rows(
+            "--workload", "chat,unique", "--num-requests", "200", "--capacity", "500", *words
+        )
+        return [{k: v for k, v in row.items() if k not in TIMINGS} for row in found]
+
+    assert untimed() == untimed()
+    assert untimed("--seed", "1") != untimed()
+
+
+def test_made_prompts_have_each_index_s_own_blocks(rows: Any) -> None:
+    found = rows("--workload", "few-shot", "--num-requests", "100", "--capacity", "100000")
+    assert [(row["index"], row["block_size"], row["capacity_blocks"]) for row in found] == [
+        ("hash", 16, 100_000), ("radix", 1, 1_600_000),
+    ]  # fmt: skip
+    one, two = found
+    assert one["cache_outputs"] == "known"
+    assert one["rounded_tokens"] + one["last_block_tokens"] > 0 == two["rounded_tokens"]
+    assert two["hit_tokens"] > one["hit_tokens"]
+    assert one["made"]["num_prefixes"] == 57
+    explicit = rows("--workload", "few-shot", "--num-requests", "100", "--capacity", "10",
+                    "--block-size", "16,32")  # fmt: skip
+    assert [(row["block_size"], row["capacity_blocks"]) for row in explicit] == [
+        (16, 10),
+        (32, 10),
+    ] * 2
+
+
+def test_outputs_that_are_known_are_found_by_the_next_turn(rows: Any) -> None:
+    words = (
+        "--workload",
+        "chat",
+        "--num-requests",
+        "300",
+        "--capacity",
+        "100000",
+        "--index",
+        "hash",
+    )
+    hits = [row["hit_tokens"] for row in rows(*words, "--cache-outputs", "none,unique,known")]
+    assert hits[0] == hits[1] < hits[2]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "words", "reason"),
+    [
+        ([line(600, [1, 2]), line(600, [3, 4])], [], "no two prompts begin with the same token"),
+        ([line(240, [1]), line(240, [1])], [], "the longest prefix that two prompts share has 240 tokens"),
+        ([line(512, [1]), line(512, [1])], [], "the block of a prompt's last token is always computed"),
+        ([line(600, [1, 2]), line(600, [3, 4]), line(600, [1, 2])], ["--capacity", "2"], "capacity. A cache"),
+        ([line(2000, [1, 2, 3, 4])] * 2, ["--capacity", "2"], "every request is larger than the cache"),
+        ([line(2000, [1, 2, 3, 4])], [], "a cold start"),
+    ],
+)  # fmt: skip
+def test_a_rate_of_0_has_its_reason(
+    kvtool: Any, trace: Any, prompts: Any, words: list[str], reason: str
+) -> None:
+    ran = kvtool(
+        "prefix", "--trace", trace(*prompts), "--index", "hash", *(words or ["--capacity", "9"])
+    )
+    assert ran.code == 0
+    assert reason in " ".join(ran.out.split())
+
+
+def test_tenants_by_a_column(rows: Any, kvtool: Any, trace: Any) -> None:
+    place = trace(*chats(20))
+    (row,) = rows("--trace", place, "--tenants", "tenant", "--capacity", "30", "--index", "hash")
+    one, two = row["tenants"]
+    assert [one["tenant"], two["tenant"]] == ["team-1", "team-0"]
+    for name in ("requests", "queried_tokens", "hit_tokens", "rejected"):
+        assert one[name] + two[name] == row[name]
+    taken = [
+        tenant["evicted_blocks_of"][other]
+        for tenant in row["tenants"]
+        for other in ("team-1", "team-0")
+    ]
+    assert sum(taken) == row["evicted_blocks"] > min(taken) > 0
+    assert kvtool("prefix", "--trace", place, "--tenants", "team").err.startswith(
+        "Error: trace.jsonl has no column 'team'"
+    )
+
+
+def test_a_mix_is_of_tenants(rows: Any) -> None:
+    (row,) = rows("--workload", "chat:3+agent:1", "--num-requests", "400", "--capacity", "4k",
+                  "--index", "radix")  # fmt: skip
+    assert [one["tenant"] for one in row["tenants"]] == ["multi-turn-chat", "agent"]
+    assert row["tenants"][0]["requests"] > 2 * row["tenants"][1]["requests"] > 0
+
+
+def test_memory_and_what_a_hit_is_worth(rows: Any) -> None:
+    words = ("--workload", "system-prompts", "--num-requests", "300", "--model", "llama-3-8b")
+    small, large = rows(*words, "--capacity", "1GiB,4GiB", "--index", "hash", "--gpu", "h100")
+    assert small["bytes_per_token"] == 131_072
+    assert small["capacity_blocks"] == 2**30 // 131_072 // 16
+    assert large["capacity_bytes"] == 4 * 2**30
+    assert 0 < small["saved_flops_share"] < large["saved_flops_share"] < large["hit_rate"] + 0.01
+    assert large["cached_prefill_s_mean"] < large["uncached_prefill_s_mean"]
+    assert large["efficiency"] == 0.5
+    (fp8,) = rows(*words, "--capacity", "1GiB", "--index", "hash", "--kv-dtype", "fp8")
+    assert fp8["capacity_blocks"] == 2 * small["capacity_blocks"]
+    assert fp8["cached_prefill_s_mean"] is None
+    (left,) = rows(*words, "--capacity", "gpu", "--gpu", "h100", "--index", "hash")
+    assert 50 * 2**30 < left["capacity_bytes"] < 80 * 2**30
+
+
+def test_a_model_whose_prefill_is_not_counted_has_its_memory(rows: Any, kvtool: Any) -> None:
+    words = (
+        "--workload",
+        "unique",
+        "--num-requests",
+        "50",
+        "--model",
+        "mixtral-8x7b-v0.1",
+        "--index",
+        "hash",
+    )
+    (row,) = rows(*words, "--capacity", "1GiB")
+    assert row["bytes_per_token"] == 131_072
+    assert row["saved_flops"] is None
+    assert "what hits save is not known" in kvtool("prefix", *words, "--capacity", "1GiB").err
+
+
+def test_tiers(rows: Any, kvtool: Any) -> None:
+    words = ("--workload", "agent", "--num-requests", "400", "--model", "llama-3-8b", "--gpu", "h100",
+             "--index", "hash", "--capacity", "4GiB", "--tiers")  # fmt: skip
+    (row,) = rows(*words, "cpu=16GiB@25GB/s,disk=1TiB@100MB/s")
+    gpu, cpu, disk = row["tiers"]
+    assert gpu["hit_tokens"] == row["hit_tokens"]
+    assert cpu["read_bytes"] == cpu["hit_tokens"] * 131_072 > 0
+    assert cpu["written_bytes"] == row["evicted_blocks"] * 16 * 131_072
+    assert cpu["load_s"] == cpu["read_bytes"] / 25e9
+    assert cpu["saved_s"] > 0 > disk["saved_s"]
+    everything = rows("--workload", "agent", "--num-requests", "400", "--index", "hash",
+                      "--capacity", "1000000")  # fmt: skip
+    assert sum(tier["hit_tokens"] for tier in row["tiers"]) == everything[0]["hit_tokens"]
+    said = " ".join(kvtool("prefix", *words, "cpu=16GiB@25GB/s,disk=1TiB@100MB/s").out.split())
+    assert "cpu behind 4.00 GiB pays" in said
+    assert "disk behind 4.00 GiB does not pay" in said
+
+
+def test_one_request_is_explained(kvtool: Any, trace: Any) -> None:
+    place = trace(
+        line(1100, [1, 2, 3]), line(1100, [4, 5, 6]), line(1100, [7, 8, 9]), line(1100, [1, 2, 10]),
+        line(1100, [7, 8, 11]),
+    )  # fmt: skip
+
+    def said(number: int) -> str:
+        ran = kvtool("prefix", "--trace", place, "--index", "hash", "--capacity", "5",
+                     "--explain-request", str(number))  # fmt: skip
+        assert ran.code == 0, ran.err
+        return " ".join(ran.out.split())
+
+    assert (
+        "request 4 at 2,560 tokens found 0 of its 1,100 tokens; earlier prompts had its first 1,024."
+        in said(4)
+    )
+    assert "Request 1 was the last to have it, 3 requests before." in said(4)
+    assert "All 1,024 tokens that can be found would be from 7 blocks on" in said(4)
+    assert "request 5 at 2,560 tokens found 1,024" in said(5)
+    ran = kvtool("prefix", "--trace", place, "--capacity", "5", "--explain-request", "6")
+    assert (ran.code, "has 5 requests" in ran.err) == (2, True)
+
+
+def test_the_tree_is_drawn(kvtool: Any, trace: Any) -> None:
+    place = trace(line(1024, [1, 2]), line(1024, [1, 3]), line(1536, [1, 3, 4]))
+    ran = kvtool("prefix", "--trace", place, "--index", "radix", "--capacity", "9", "--show-tree")
+    tree = ran.out.replace("\u00a0", " ")
+    for text in (
+        "2,048 tokens cached",
+        "└─ 512 tokens  3×",
+        "   ├─ 512 tokens  2×",
+        "   │  └─ 512 tokens  1×",
+    ):
+        assert text in tree, tree
+
+
+def test_radix_against_hash_is_said(kvtool: Any) -> None:
+    words = ("prefix", "--num-requests", "300", "--capacity", "100000", "--workload")
+    assert "more hit tokens" in kvtool(*words, "few-shot").out
+    assert "neither finds a hit" in kvtool(*words, "unique").out
+    assert "1.0% of its prefill" not in kvtool(*words, "unique").out
+
+
+def test_a_trace_from_standard_input(
+    kvtool: Any, trace: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import io
+
+    content = Path(trace(*chats(5))).read_bytes()
+
+    class Stdin:
+        buffer = io.BytesIO(content)
+
+    monkeypatch.setattr("sys.stdin", Stdin)
+    ran = kvtool("prefix", "--trace", "-", "--json")
+    assert ran.code == 0, ran.err
+    assert {row["workload"] for row in ran.json["rows"]} == {"standard input"}
+    assert ran.json["rows"][-1]["requests"] == 20
+
+
+def test_a_picture(kvtool: Any, trace: Any, tmp_path: Path) -> None:
+    place = tmp_path / "curve.svg"
+    words = ("--trace", trace(*chats(20)), "-o", str(place))
+    assert kvtool("prefix", *words, "--model", "llama-3-8b").code == 0
+    drawn = place.read_text()
+    assert "<svg" in drawn
+    ran = kvtool("prefix", *words, "--capacity", "9")
+    assert (ran.code, "no chart to draw" in ran.err) == (2, True)
+    assert "hit rate" in ran.out  # what was found is not lost
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--capacity", "20GiB"], "how many tokens fit into it depends on the model"),
+        (["--capacity", "20"], None),
+        (["--capacity", "0"], "--capacity: 0 is out of range"),
+        (["--capacity", "lots"], "--capacity: 'lots' is not a whole number"),
+        (["--capacity", "gpu"], "what a GPU has left"),
+        (["--capacity", "1GiB", "--model", "gemma-3-27b"], "do not keep every token alike"),
+        (["--capacity", "1KiB", "--model", "llama-3-8b"], "holds no token"),
+        (["--index", "tree"], "--index: 'tree' is not known"),
+        (["--policy", "mru"], "--policy: 'mru' is not known"),
+        (["--block-size", "0"], "--block-size: 0 is out of range"),
+        (["--cache-outputs", "some"], "--cache-outputs: 'some' is not known"),
+        (["--workload", "chatt"], "called 'chatt'"),
+        (["--workload", "chat", "--zipf", "x"], "--zipf: 'x' is not a number"),
+        (["--workload", "chat", "--zipf", "nan"], "--zipf"),
+        (["--workload", "chat", "--share", "2"], "--share"),
+        (["--tenants", "team"], "--tenants is of a --trace"),
+        (["--gpu", "h100"], "--gpu depends on the model"),
+        (["--tiers", "cpu=1GiB@1GB/s", "--capacity", "9"], "--tiers depends on the model"),
+        (["--tiers", "cpu=1GiB", "--capacity", "9", "--model", "llama-3-8b"], "is no tier"),
+        (["--tiers", "cpu=1GiB@1GB/s", "--model", "llama-3-8b"], "--capacity is all of them"),
+        (["--explain-request", "3"], "--capacity is all of them"),
+        (["--explain-request", "0", "--capacity", "9"], "--explain-request: 0 is out of range"),
+        (["--show-tree", "--index", "hash"], "--show-tree draws a radix tree"),
+        (["--points", "0"], "--points: 0 is out of range"),
+        (["--model", "llama-3-8b", "--gpu", "h100", "--efficiency", "nan"], "--efficiency"),
+    ],
+)  # fmt: skip
+def test_words_that_are_refused(kvtool: Any, words: list[str], error: str | None) -> None:
+    ran = kvtool("prefix", *words, "--num-requests", "20")
+    if error is None:
+        assert ran.code == 0
+        return
+    assert ran.code != 0
+    assert error in ran.err
+    assert ran.err.count("\n") == 2
+    assert ran.err.splitlines()[1].startswith("Hint: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--workload", "chat"], "--trace has its own requests"),
+        (["--zipf", "1"], "--trace has its own requests: --zipf says otherwise"),
+        (["--cache-outputs", "known"], "a trace does not say what was generated"),
+        (["--trace-block-size", "16"], "blocks of 16 tokens for"),
+    ],
+)
+def test_words_that_a_trace_refuses(kvtool: Any, trace: Any, words: list[str], error: str) -> None:
+    ran = kvtool("prefix", "--trace", trace(*chats(2)), *words)
+    assert (ran.code != 0, error in ran.err) == (True, True), ran.err
+
+
+def test_a_saved_run_is_shown_as_it_was(kvtool: Any, trace: Any) -> None:
+    ran = kvtool("prefix", "--trace", trace(*chats(20)), "--json").json
+    shown = view(Run(command="prefix", params=ran["params"], rows=tuple(ran["rows"])))
+    assert shown.tables[0].title.endswith("hit rate by capacity")
+    assert any("knee" in text for text in shown.sentences)
