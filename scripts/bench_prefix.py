@@ -289,9 +289,9 @@ def measured(command: list[str]) -> dict[str, Any]:
 
 
 def streams(size_gb: float, folder: Path) -> Iterator[str]:
-    """The first of these commands on a file and on one that is a tenth as long."""
+    """The first of these commands on a file, and on ones that are a tenth and half as long."""
     path = folder / "long.jsonl"
-    for size in (size_gb / 10, size_gb):
+    for size in (size_gb / 10, size_gb / 2, size_gb):
         write_bytes(path, round(size * 1e9))
         mb = path.stat().st_size / 1e6
         ran = measured(our_command(path))

@@ -131,6 +131,23 @@ def keys() -> str:
     return table(("model", "right", "decided by", "a plain reading"), cells)
 
 
+def prefixes() -> str:
+    """Made workloads: what a prompt is, and what caches without end find of 2,000 requests."""
+    from kvtool.catalog import prefix_presets
+
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows(f"prefix --workload all --capacity {2**24}"):
+        found.setdefault(row["workload"], {})[row["index"]] = row
+    cells = []
+    for preset in prefix_presets():
+        one = found[preset.id]
+        tokens = one["hash"]["queried_tokens"] / one["hash"]["requests"]
+        rates = (f"{one[index]['hit_rate']:.1%}" for index in ("hash", "radix"))
+        cells.append((f"`{preset.id}`", preset.name, f"{tokens:,.0f}", *rates))
+    columns = ("--workload", "prompts", "mean tokens", "hash finds", "radix finds")
+    return table(columns, cells, right=",".join(columns[2:]))
+
+
 def cell(text: str) -> str:
     """Text that a Markdown table can hold."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
@@ -198,7 +215,9 @@ def reference() -> str:
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-MADE: dict[str, Callable[[], str]] = {"sized": sized, "keys": keys, "reference": reference}
+MADE: dict[str, Callable[[], str]] = {
+    "sized": sized, "keys": keys, "prefixes": prefixes, "reference": reference,
+}  # fmt: skip
 
 
 def filled(text: str) -> str:

@@ -57,7 +57,7 @@ def test_a_quick_run_prints_every_table() -> None:
         "`kvtool prefix --index hash --capacity 10000`",
         "`kvtool prefix --index hash --capacity all`",
         "kvcache-simulator: not installed: KVCACHE_SIMULATOR_PYTHON=/path/to/python make bench",
-        "streamed, MB", "---", "0.100", "1.001",
+        "streamed, MB", "---", "0.100", "0.500", "1.001",
     ]  # fmt: skip
     width = 0
     for line, following in zip(cells, [*cells[1:], [""]], strict=True):

@@ -275,6 +275,6 @@ def test_a_full_disk_is_two_lines() -> None:
 def test_shell_completion_knows_commands_and_their_options() -> None:
     words = {"_KVTOOL_COMPLETE": "complete_bash"}
     commands = shell("$KVTOOL", **words, COMP_WORDS="kvtool pre", COMP_CWORD="1")
-    assert commands.stdout.split() == ["presets"]
+    assert commands.stdout.split() == ["prefix", "presets"]
     options = shell("$KVTOOL", **words, COMP_WORDS="kvtool presets --js", COMP_CWORD="2")
     assert options.stdout.split() == ["--json"]

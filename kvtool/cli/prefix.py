@@ -71,11 +71,11 @@ def prefix(
     quiet: QuietOpt = False,
     verbose: VerboseOpt = False,
 ) -> None:
-    """How much of the prompts can be shared, by which index, at which capacity?"""
+    """How much of the prompts can be shared, by which index?"""
     given: dict[str, Any] = {k: v for k, v in locals().items() if k not in _NOT_ASKED}
     out = output_from(format, json, output, quiet, verbose)
     from kvtool.cli.prefix_run import run_all
-    from kvtool.cli.prefix_words import parse
+    from kvtool.cli.prefix_words import check_picture, parse
     from kvtool.output import check_not_read
     from kvtool.run import Run
     from kvtool.view.prefix import view
@@ -83,6 +83,7 @@ def prefix(
     check_not_read(output, [name for name in (trace, model) if name])
     try:
         words = parse(given)
+        check_picture(words, output)
         rows, notes, stopped = run_all(words, out)
     except KvtoolError as error:
         error.params = given

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from kvtool import catalog
 from kvtool.cli.options import names_in
-from kvtool.errors import KvtoolError, usage_error
-from kvtool.model_pool import Fit, tokens_of
-from kvtool.prefill import Prefill, prefill_of
+from kvtool.cli.prefix_memory import ALL, model_of, rooms_of, tiers_of, words_in
+from kvtool.errors import usage_error
+from kvtool.model_pool import Fit
+from kvtool.output import PICTURES
+from kvtool.prefill import Prefill
 from kvtool.prefix import Asked, Kind, Room
 from kvtool.prefix_worth import Tier
 from kvtool.prompts import Prompts, made, traced
 from kvtool.sharing import RANGES, WHOLE, sharing_of
 from kvtool.sim.prefix.result import HASH, KNOWN, NONE, OUTPUTS, POLICIES, RADIX
-from kvtool.units import parse_bytes, parse_count, parse_counts
+from kvtool.units import parse_count, parse_counts
 
 DEFAULT_WORKLOAD = "multi-turn-chat"
 BLOCK_SIZE = {HASH: 16, RADIX: 1}
 """vLLM's and SGLang's own defaults."""
-ALL, ON_GPU = "all", "gpu"
-MOST_BLOCKS, MOST_POINTS, MOST_CASES = 2**31 - 1, 100_000, 1000
+MOST_POINTS, MOST_CASES = 100_000, 1000
 MOST_SOURCES = 100
 OF_WORKLOAD = tuple(name for name in RANGES if name != "keep")
 OF_TRACE = ("trace_format", "trace_block_size", "tenants")
 OF_MODEL = ("kv_dtype", "dtype", "tp", "weights", "gpu", "efficiency", "tiers")
-_TIER = re.compile(r"([a-z0-9_-]{1,20})=([^@=,]+)@([^@=,/]+)/s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +93,8 @@ def parse(given: Mapping[str, Any]) -> Words:
     """The options as typed; every word is understood before a trace or a config is read."""
     _check(given)
     notes: list[str] = []
-    fit, prefill = _model(given, notes)
-    rooms, all_rooms = _rooms(given, fit)
+    fit, prefill = model_of(given, notes)
+    rooms, all_rooms = rooms_of(given, fit)
     explained = given["explain_request"]
     number = None if explained is None else parse_count(explained, name="--explain-request")
     return Words(
@@ -104,11 +104,21 @@ def parse(given: Mapping[str, Any]) -> Words:
         all_rooms=all_rooms,
         model=fit,
         prefill=prefill,
-        tiers=_tiers(given["tiers"], fit),
+        tiers=tiers_of(given["tiers"], fit),
         points=parse_count(given["points"], name="--points", high=MOST_POINTS),
         explained=number,
         notes=notes + _idle(given),
     )
+
+
+def check_picture(words: Words, output: Path | None) -> None:
+    """Refuse a curve of one point before anything is replayed."""
+    drawn = output is not None and output.suffix.lower() in PICTURES
+    if drawn and not words.all_rooms and len(words.rooms) < 2:
+        raise usage_error(
+            f"-o {output}: a curve wants several capacities",
+            "leave out --capacity, give several, or write -o rows.csv",
+        )
 
 
 def _check(given: Mapping[str, Any]) -> None:
@@ -133,12 +143,12 @@ def _check(given: Mapping[str, Any]) -> None:
         )
     if given["show_tree"] and RADIX not in names_in(given["index"], "--index", (HASH, RADIX)):
         raise usage_error("--show-tree draws a radix tree", "add --index radix")
-    if given["explain_request"] is not None and ALL in _words(given["capacity"]):
+    if given["explain_request"] is not None and ALL in words_in(given["capacity"]):
         raise usage_error(
             "--explain-request looks at one cache, and --capacity is all of them",
             "give a capacity: --capacity 1000",
         )
-    if given["tiers"] is not None and ALL in _words(given["capacity"]):
+    if given["tiers"] is not None and ALL in words_in(given["capacity"]):
         raise usage_error(
             "--tiers are below a GPU's cache of some capacity, and --capacity is all of them",
             "give a capacity: --capacity 4GiB, or --capacity gpu with --gpu",
@@ -151,7 +161,7 @@ def _check(given: Mapping[str, Any]) -> None:
 def _idle(given: Mapping[str, Any]) -> list[str]:
     """Notes on options that change nothing here."""
     idle = {
-        "--points": given["points"] != "1000" and ALL not in _words(given["capacity"]),
+        "--points": given["points"] != "1000" and ALL not in words_in(given["capacity"]),
         "--efficiency": given["efficiency"] is not None and given["gpu"] is None,
         "--seed": given["seed"] and given["trace"] is not None,
     }
@@ -160,10 +170,6 @@ def _idle(given: Mapping[str, Any]) -> list[str]:
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
-
-
-def _words(typed: str) -> list[str]:
-    return [word.strip().lower() for word in typed.split(",")]
 
 
 def _sizes(typed: str | None) -> list[int]:
@@ -231,115 +237,3 @@ def _traced(given: Mapping[str, Any], count: int | None) -> Prompts:
         else parse_count(size, name="--trace-block-size", high=2**30),
         tenant=given["tenants"],
     )
-
-
-# -- memory
-
-
-def _model(given: Mapping[str, Any], notes: list[str]) -> tuple[Fit | None, Prefill | None]:
-    """Bytes of a token, and what its prefill computes where that is known."""
-    if given["model"] is None:
-        return None, None
-    load = _loader()
-    on_gpu = ON_GPU in _words(given["capacity"])
-    if on_gpu and given["gpu"] is None:
-        raise usage_error("--capacity gpu is what a GPU has left", "add --gpu h100")
-    words = {name: given[name] for name in ("kv_dtype", "dtype", "tp")}
-    device = {"gpu": given["gpu"], "weights": given["weights"], "gpu_memory_utilization": None}
-    memory = dict.fromkeys(device) if not on_gpu else device
-    fit = tokens_of(
-        load=load, model=given["model"], kv_memory=None if on_gpu else "1024TiB", **memory,
-        **{**words, "tp": words["tp"] or _ranks(given["gpu"])},
-    )  # fmt: skip
-    notes += fit.notes
-    try:
-        prefill = prefill_of(
-            load, given["model"], gpu=given["gpu"], weights=given["weights"],
-            efficiency=given["efficiency"], **words,
-        )  # fmt: skip
-    except KvtoolError as error:
-        if error.code not in ("prefill_not_counted", "weights_not_counted"):
-            raise
-        notes.append(f"what hits save is not known: {error.message}")
-        return fit, None
-    notes += [note for note in prefill.notes if note not in notes]
-    return fit, prefill
-
-
-def _ranks(gpu: str | None) -> str | None:
-    """`h100:8` is 8 ranks unless --tp says otherwise."""
-    return gpu.partition(":")[2] or None if gpu else None
-
-
-def _loader() -> Callable[[str], Any]:
-    """Each config is read once: standard input can be read only once."""
-    from functools import cache
-
-    from kvtool.config import load_config
-
-    return cache(load_config)
-
-
-def _rooms(given: Mapping[str, Any], fit: Fit | None) -> tuple[list[Room], bool]:
-    """The capacities as typed, and whether all are asked for."""
-    rooms: list[Room] = []
-    words = [word.strip() for word in given["capacity"].split(",")]
-    for word in words:
-        if word.lower() == ALL:
-            continue
-        if word.lower() == ON_GPU:
-            if fit is None:
-                raise usage_error(
-                    "--capacity gpu is what a GPU has left beside a model",
-                    "add --model llama-3-8b --gpu h100",
-                )
-            rooms.append(Room(tokens=fit.tokens))
-        elif re.fullmatch(r"[0-9.]+\s*[a-z]*b", word.lower()):
-            rooms.append(Room(tokens=_tokens_in(word, fit)))
-        else:
-            counts = parse_counts(word, name="--capacity", high=MOST_BLOCKS)
-            rooms += [Room(blocks=count) for count in counts]
-    return list(dict.fromkeys(rooms)), any(word.lower() == ALL for word in words)
-
-
-def _tokens_in(word: str, fit: Fit | None) -> int:
-    memory = parse_bytes(word, name="--capacity")
-    if fit is None:
-        raise usage_error(
-            f"--capacity {word} is memory, and how many tokens fit into it depends on the model",
-            "add --model, such as --model llama-3-8b, or give blocks: --capacity 1000",
-        )
-    tokens = memory // fit.bytes_per_token
-    if not tokens:
-        raise usage_error(
-            f"--capacity {word} holds no token of {fit.bytes_per_token:,} bytes", "give more"
-        )
-    return tokens
-
-
-def _tiers(typed: str | None, fit: Fit | None) -> tuple[Tier, ...]:
-    """`cpu=64GiB@25GB/s,disk=1TiB@6GB/s`, the nearest first."""
-    found: list[Tier] = []
-    for word in [] if typed is None else typed.split(","):
-        match = _TIER.fullmatch(word.strip())
-        if match is None:
-            raise usage_error(
-                f"--tiers: '{word.strip()[:40]}' is no tier",
-                "write NAME=SIZE@BANDWIDTH/s: --tiers cpu=64GiB@25GB/s,disk=1TiB@6GB/s",
-            )
-        assert fit is not None, "checked: tiers want a model"
-        rate = parse_bytes(match[3], name="--tiers")
-        if not rate or match[1] in ("gpu", *(tier.name for tier in found)):
-            raise usage_error(
-                f"--tiers: '{word.strip()[:40]}' moves nothing, or there is one of that name",
-                "give each tier a name of its own and a bandwidth above 0",
-            )
-        found.append(
-            Tier(
-                name=match[1],
-                capacity_bytes=parse_bytes(match[2], name="--tiers"),
-                bytes_per_token=fit.bytes_per_token * fit.tp,
-                bytes_per_s=float(rate),
-            )
-        )
-    return tuple(found)

@@ -8,7 +8,7 @@ from kvtool.run import Row, Run
 from kvtool.units import format_bytes, format_seconds
 from kvtool.view import Table, View
 from kvtool.view.prefix_chart import chart
-from kvtool.view.prefix_kinds import Series, by_prompts, series_of
+from kvtool.view.prefix_kinds import Series, by_prompts, capacity, series_of
 from kvtool.view.prefix_words import sentences
 from kvtool.view.words import number
 
@@ -20,19 +20,21 @@ Cells = dict[str, Callable[[Row], str]]
 
 
 def view(run: Run) -> View:
-    """Hit rates first, then why, then costs and worth."""
+    """Hit rates first and where the other tokens go, then counts, costs and worth."""
     many = series_of(run.rows)
     lines = [(one, row) for one in many for row in one.replayed]
+    tables: list[Table] = []
+    where = ""
     if any(len(one.rows) > len(one.replayed) for one in many) or len(lines) > MOST_LINES:
-        tables = [_by_capacity(group) for group in by_prompts(many)]
+        tables += [_by_capacity(group) for group in by_prompts(many)]
         lines = [(one, one.replayed[-1]) for one in many if one.replayed]
-        where = ", at the largest capacity"
-    else:
-        tables, where = [_table(many, lines, _hits(run.rows), "")], ""
-    tables.append(_table(many, lines, _why(), f"where the prompt tokens go{where}"))
-    tables.append(_table(many, lines, _costs(), f"the index{where}"))
+        where = "at the largest capacity: "
+    tables.append(_table(many, lines, _shares(), f"{where}where the prompt tokens go"))
+    tables.append(_table(many, lines, _counts(run.rows), f"{where}the cache"))
+    if len({one.rows[0]["index"] for one in many}) > 1:
+        tables.append(_table(many, lines, _costs(), f"{where}the index"))
     if any(row["saved_flops"] is not None for _, row in lines):
-        tables.append(_table(many, lines, _worth(lines), f"what the hits are worth{where}"))
+        tables.append(_table(many, lines, _worth(lines), f"{where}what the hits are worth"))
     tables += [_tiers(many, one, row) for one, row in lines if row["tiers"]]
     tables += [_tenants(many, one, row) for one, row in lines if row["tenants"]]
     tables += _prefixes(many)
@@ -47,10 +49,11 @@ def view(run: Run) -> View:
 def _table(
     many: Sequence[Series], lines: Sequence[tuple[Series, Row]], cells: Cells, title: str
 ) -> Table:
-    """A line a cache."""
+    """A line a cache and capacity."""
     named: dict[str, Callable[[Series], str]] = {"cache": lambda one: one.name}
     if len({one.prompts for one in many}) > 1:
         named = {"prompts": lambda one: one.prompts, **named}
+    cells = {"capacity": capacity, **cells}
     columns = (*named, *cells)
     return Table(
         title=title,
@@ -63,16 +66,21 @@ def _table(
     )
 
 
-def _hits(rows: Sequence[Row]) -> Cells:
-    cells: Cells = {"blocks": lambda row: number(row["capacity_blocks"])}
-    if len({row["block_size"] for row in rows}) > 1:
-        cells["tokens"] = lambda row: number(row["capacity_tokens"])
-    if rows[0]["capacity_bytes"] is not None:
-        cells["memory"] = lambda row: format_bytes(row["capacity_bytes"])
-    cells |= {
-        "hit rate": lambda row: f"{row['hit_rate']:.2%}",
+def _shares() -> Cells:
+    """They add to 100 %."""
+    names = {
+        "hits": "hit_tokens", "lost": "lost_tokens", "rounded": "rounded_tokens",
+        "last block": "last_block_tokens", "new": "new_tokens",
+    }  # fmt: skip
+    return {title: _share_of(name) for title, name in names.items()}
+
+
+def _counts(rows: Sequence[Row]) -> Cells:
+    cells: Cells = {
+        "blocks": lambda row: number(row["capacity_blocks"]),
+        "of": lambda row: number(row["block_size"]),
         "hit tokens": lambda row: number(row["hit_tokens"]),
-        "evicted blocks": lambda row: number(row["evicted_blocks"]),
+        "evicted": lambda row: number(row["evicted_blocks"]),
     }
     if any(row["evicted_leaves"] for row in rows):
         cells["leaves"] = lambda row: number(row["evicted_leaves"])
@@ -126,15 +134,6 @@ def _share_found(one: Series, row: Row | None) -> str:
     return "–" if row is None or not one.ceiling else f"{row['hit_tokens'] / one.ceiling:.1%}"
 
 
-def _why() -> Cells:
-    """The shares add to 100 %."""
-    names = {
-        "hits": "hit_tokens", "lost to capacity": "lost_tokens", "not a full block": "rounded_tokens",
-        "last block": "last_block_tokens", "never seen before": "new_tokens",
-    }  # fmt: skip
-    return {title: _share_of(name) for title, name in names.items()}
-
-
 def _share_of(name: str) -> Callable[[Row], str]:
     def cell(row: Row) -> str:
         if row[name] is None:
@@ -159,21 +158,21 @@ def _each(row: Row) -> str:
 
 
 def _worth(lines: Sequence[tuple[Series, Row]]) -> Cells:
-    cells: Cells = {
-        "prefill": lambda row: f"{row['prefill_flops'] / 1e12:,.0f} TFLOP",
-        "saved": lambda row: f"{row['saved_flops_share']:.2%}",
-    }
+    cells: Cells = {"FLOPs saved": lambda row: f"{row['saved_flops_share']:.2%}"}
     if any(row["cached_prefill_s_mean"] is not None for _, row in lines):
         for what in ("mean", "p50", "p99"):
-            cells[f"{what}, uncached"] = _time(f"uncached_prefill_s_{what}")
-            cells["cached" if what == "mean" else f"{what}, cached"] = _time(
-                f"cached_prefill_s_{what}"
-            )
+            cells[f"{what} prefill"] = _shorter(what)
     return cells
 
 
-def _time(name: str) -> Callable[[Row], str]:
-    return lambda row: "–" if row[name] is None else format_seconds(row[name])
+def _shorter(what: str) -> Callable[[Row], str]:
+    """'269 ms → 165 ms': without hits, and with them."""
+
+    def cell(row: Row) -> str:
+        times = [row[f"{name}_prefill_s_{what}"] for name in ("uncached", "cached")]
+        return "–" if None in times else " → ".join(map(format_seconds, times))
+
+    return cell
 
 
 def _tiers(many: Sequence[Series], one: Series, row: Row) -> Table:
@@ -207,6 +206,8 @@ def _tiers(many: Sequence[Series], one: Series, row: Row) -> Table:
 
 
 def _signed(seconds: float) -> str:
+    if not seconds:
+        return "0 s"
     return format_seconds(seconds) if seconds >= 0 else f"−{format_seconds(-seconds)}"
 
 

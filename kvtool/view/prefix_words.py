@@ -14,13 +14,21 @@ DENOMINATOR = (
     "the other, each cached before the next."
 )
 MOST_ASKED = 4
+MEANING = (
+    "Lost: evicted before they came again. Rounded: shared, but no full block. Last block: that of the "
+    "last token is always computed. New: no prompt had them before."
+)
 ALIKE = 0.005
 """Hit tokens that differ by less count as the same."""
 
 
 def sentences(many: Sequence[Series]) -> list[str]:
     """All that there is to say."""
-    said = [DENOMINATOR, *_assumptions(many)]
+    said = [
+        DENOMINATOR,
+        *([MEANING] if many[0].rows[0]["new_tokens"] is not None else []),
+        *_assumptions(many),
+    ]
     groups = by_prompts(many)
     for group in groups:
         named = f"{group[0].prompts}: " if len(groups) > 1 else ""
@@ -158,8 +166,8 @@ def _worth(one: Series) -> list[str]:
     if row["cached_prefill_s_mean"] is None:
         return []
     return [
-        f"at {capacity(row)} hits save {row['saved_flops_share']:.1%} of the prefill's FLOPs; on "
-        f"{row['gpu']} the mean prefill takes {format_seconds(row['cached_prefill_s_mean'])} in place of "
+        f"at {capacity(row)} hits save {row['saved_flops_share']:.1%} of the FLOPs of the prefill; on "
+        f"{row['gpu']} the mean prefill{' of those that fit' if row['rejected'] else ''} takes {format_seconds(row['cached_prefill_s_mean'])} in place of "
         f"{format_seconds(row['uncached_prefill_s_mean'])}, without queueing (an estimate). Decode costs the "
         "same."
     ]
@@ -238,10 +246,10 @@ def _more(pair: tuple[Row, Row]) -> str:
     gain, each = _gain(pair), abs(two["hit_tokens"] - one["hit_tokens"]) / max(1, two["requests"])
     if abs(gain) < ALIKE:
         return "as many hit tokens"
-    if gain > 0:
-        why = f"blocks of {two['block_size']:,}" if two["block_size"] < one["block_size"] else ""
-        return f"{gain:.1%} more hit tokens ({each:,.1f} a request{', by ' + why if why else ''})"
-    return f"{-gain:.1%} fewer hit tokens ({each:,.1f} a request): it evicts whole leaves"
+    if gain < 0:
+        return f"{-gain:.1%} fewer hit tokens ({each:,.1f} a request, as it evicts whole leaves)"
+    by = ", by its smaller blocks" if two["block_size"] < one["block_size"] else ""
+    return f"{gain:.1%} more hit tokens ({each:,.1f} a request{by})"
 
 
 def _price(one: Row, two: Row) -> str:
