@@ -40,7 +40,7 @@ fmt: full ## format, and fix what ruff can fix
 	$(RUN) ruff check --fix $(SOURCES)
 	$(RUN) ruff format $(SOURCES)
 
-bench: core ## start-up, simulators and the CPU kernel against goals, twins and peers (VLLM_PYTHON=…)
+bench: core ## start-up, simulators, prefix caches and the CPU kernel against goals, twins and peers
 	$(BIN)/python scripts/bench_startup.py
 	$(BIN)/python scripts/bench_simulators.py
 	$(BIN)/python scripts/bench_prefix.py

@@ -168,9 +168,10 @@ class Study:
         from kvtool.sim.prefix.result import KNOWN, NONE
         from kvtool.sim.prefix.shared import Shared
 
+        sizes = sorted({kind.block_size for kind in self.asked.kinds})
         for kind in self.asked.kinds:
             known = kind.cache_outputs == KNOWN
-            self.shared[known] = Shared(outputs=KNOWN if known else NONE)
+            self.shared[known] = Shared(block_sizes=sizes, outputs=KNOWN if known else NONE)
 
         def watch(requests: Any, keys: Any, of: Any) -> bool:
             return any([one.feed(requests, keys, of) for one in self.shared.values()])

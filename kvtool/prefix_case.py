@@ -33,7 +33,7 @@ def explain(prompts: Prompts, cache: Cache, number: int) -> Row:
 
     size, keys, run = cache.block_size, Keys(), start(cache, with_hits=True)
     run.keys = keys
-    shared = Shared(outputs=KNOWN if cache.cache_outputs == KNOWN else NONE)
+    shared = Shared(block_sizes=(), outputs=KNOWN if cache.cache_outputs == KNOWN else NONE)
     stack = StackDistances(block_size=size)
     steps_before, last_request = stack.steps, shared.last_requests(())
     for part in _up_to(prompts, number):
@@ -48,7 +48,7 @@ def explain(prompts: Prompts, cache: Cache, number: int) -> Row:
     steps[: len(steps_before)] -= steps_before  # what the last request alone adds
     by_capacity = stack.hit_blocks
     hits, found = int(run.hits[-1][-1]), int(by_capacity.max()) * size
-    tokens, common = int(shared.tokens[-1][-1]), int(shared.shared[-1][-1])
+    tokens, common = shared.last
     ends_at = max(0, hits) // prompts.block_size
     return {
         "request": number,

@@ -13,8 +13,8 @@ from kvtool.sharing import Sharing
 from kvtool.trace_blocks import HashedRequests
 from kvtool.trace_stream import HashedTrace, Progress, stream_trace
 
-MOST_KEPT = 1 << 24
-"""Names of blocks that are kept between two readings: 128 MiB. A longer file is read again."""
+MOST_KEPT = 1 << 22
+"""Names of blocks that are kept between two readings: 32 MiB. A longer file is read again."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -80,9 +80,13 @@ def publish(lines: Iterable[str], section: str | None) -> None:
         printed.append(f"{line}\n")
     if section is None:
         return
-    place = rf"(?<=<!-- measured: {section} -->\n).*?(?=<!-- end -->)"
-    page = DOCUMENT.read_text("utf-8")
-    page, found = re.subn(place, lambda _: "".join(printed), page, flags=re.DOTALL)
+    place = rf"(<!-- measured: {section} -->\n).*?(<!-- end -->)"
+    page, found = re.subn(
+        place,
+        lambda around: around[1] + "".join(printed) + around[2],
+        DOCUMENT.read_text("utf-8"),
+        flags=re.DOTALL,
+    )
     if found != 1:
         raise SystemExit(f"{DOCUMENT.name} has {found} sections that are measured: {section}")
     DOCUMENT.write_text(page, "utf-8")

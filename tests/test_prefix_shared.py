@@ -12,6 +12,7 @@ from prefix_cases import caches, cut_up, hashed, traces
 
 from kvtool.sim.prefix import shared as module
 from kvtool.sim.prefix.grid import replay_all
+from kvtool.sim.prefix.keys import Keys
 from kvtool.sim.prefix.plain import spelled
 from kvtool.sim.prefix.replay import Cache
 from kvtool.sim.prefix.result import HASH, RADIX
@@ -25,9 +26,21 @@ CALM: dict[str, Any] = {
 ENDLESS = 1 << 20
 
 
+class Seen(Shared):
+    """With what was found of each request."""
+
+    def feed(self, requests: HashedRequests, keys: Keys, of: Any) -> bool:
+        self.found = getattr(self, "found", [])
+        for index in range(len(requests)):
+            one = requests.part(index, index + 1)
+            kept = super().feed(one, keys, of[requests.starts[index] : requests.starts[index + 1]])
+            self.found.append(self.last[1])
+        return kept
+
+
 def looked_at(requests: HashedRequests, *many: Cache, outputs: str = "none", chunk: int = 7) -> Any:
     """Results of replays, and what was shared."""
-    shared = Shared(outputs=outputs)
+    shared = Seen(block_sizes=(*range(1, 13), 16, 784), outputs=outputs)
     results = replay_all(many, cut_up(requests, chunk), with_hits=True, watch=shared.feed)
     return results, shared
 
@@ -39,7 +52,7 @@ def test_what_is_shared_is_the_longest_prefix_that_was_there(
 ) -> None:
     _, shared = looked_at(requests, chunk=chunk)
     seen: set[tuple[int, ...]] = {()}
-    for request, found in zip(spelled(requests), np.concatenate(shared.shared), strict=True):
+    for request, found in zip(spelled(requests), np.array(shared.found), strict=True):
         prompt = request.prompt
         assert found == max(end for end in range(len(prompt) + 1) if prompt[:end] in seen)
         seen |= {prompt[:end] for end in range(len(prompt) + 1)}
@@ -87,7 +100,7 @@ def test_each_reason_alone() -> None:
 def test_the_prefixes_are_the_runs_of_what_is_reused(requests: HashedRequests, chunk: int) -> None:
     _, shared = looked_at(requests, chunk=chunk)
     runs = shared.prefixes(ENDLESS)
-    assert sum(run.reused_tokens for run in runs) == int(np.concatenate(shared.shared).sum())
+    assert sum(run.reused_tokens for run in runs) == int(np.array(shared.found).sum())
     assert [run.reused_tokens for run in runs] == sorted(
         (run.reused_tokens for run in runs), reverse=True
     )

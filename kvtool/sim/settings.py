@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 RECOMPUTE, SWAP = "recompute", "swap"
 ABORT_HEAD, STOP = "abort-head", "stop"
+FCFS, PRIORITY = "fcfs", "priority"
 STATUSES = ("done", "cut", "rejected", "aborted", "unfinished")
 NOBODY_WAITS, NO_SEAT, NO_TOKENS, NO_MEMORY = range(4)
 """What kept the head of the queue out of a step: max_num_seqs, the step's tokens, or memory."""
@@ -43,6 +44,9 @@ class Settings:
     preemption: str = RECOMPUTE
     cpu_blocks: int = 0
     on_stall: str = ABORT_HEAD
+    prefix_caching: bool = False
+    policy: str = FCFS
+    async_scheduling: bool = False
     step_time: StepTime = field(default_factory=StepTime)
 
     @property

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtool.errors import KvtoolError
-from kvtool.jit import compiled
+from kvtool.jit import compiled, part
 from kvtool.trace_blocks import HashedRequests
 
 Ints = NDArray[np.int32]
@@ -81,23 +81,14 @@ def give(
 ) -> int:
     """Find or make the key of each block, from `places` on, until there is no room for a new one."""
     request, at = places[0], places[1]
-    most, mask = len(before), np.uint64(len(slots) - 1)
+    most = len(before)
     while at < len(names):
         while at >= starts[request + 1]:
             request += 1
         parent = np.int64(keys[at - 1]) if at > starts[request] else np.int64(-1)
         name = names[at]
-        # Fibonacci hashing of both; the high bits are mixed down.
-        mixed = np.uint64(name) * np.uint64(0x9E3779B97F4A7C15)
-        mixed = (mixed ^ (mixed >> np.uint64(29))) + np.uint64(parent + 1) * np.uint64(
-            0xBF58476D1CE4E5B9
-        )
-        mixed = mixed ^ (mixed >> np.uint64(32))
-        slot = mixed & mask
+        slot = slot_of(name, parent, known, before, slots)
         found = np.int64(slots[slot])
-        while found >= 0 and (known[found] != name or before[found] != parent):
-            slot = (slot + np.uint64(1)) & mask
-            found = np.int64(slots[slot])
         if found < 0:
             if count == most:
                 break
@@ -112,20 +103,36 @@ def give(
     return count
 
 
+@part
+def slot_of(name: Any, parent: Any, known: Any, before: Any, slots: Any) -> Any:
+    """Where the key of a block is, or is to be put: nothing ever leaves the table.
+
+    First where its name says: traces count their blocks, and then neighbours are neighbours in memory.
+    If another one is there, from where a hash of both says.
+    """
+    mask = np.uint64(len(slots) - 1)
+    slot = np.uint64(name) & mask
+    found = slots[slot]
+    if found < 0 or (known[found] == name and before[found] == parent):
+        return slot
+    # Fibonacci hashing of both; the high bits are mixed down.
+    mixed = np.uint64(name) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(29))) + np.uint64(parent + 1) * np.uint64(
+        0xBF58476D1CE4E5B9
+    )
+    slot = (mixed ^ (mixed >> np.uint64(32))) & mask
+    found = slots[slot]
+    while found >= 0 and (known[found] != name or before[found] != parent):
+        slot = (slot + np.uint64(1)) & mask
+        found = slots[slot]
+    return slot
+
+
 @compiled
 def place(before: Any, known: Any, slots: Any, count: int) -> None:
     """Put keys into a new, empty table."""
-    mask = np.uint64(len(slots) - 1)
     for key in range(count):
-        mixed = np.uint64(known[key]) * np.uint64(0x9E3779B97F4A7C15)
-        mixed = (mixed ^ (mixed >> np.uint64(29))) + np.uint64(before[key] + 1) * np.uint64(
-            0xBF58476D1CE4E5B9
-        )
-        mixed = mixed ^ (mixed >> np.uint64(32))
-        slot = mixed & mask
-        while slots[slot] >= 0:
-            slot = (slot + np.uint64(1)) & mask
-        slots[slot] = key
+        slots[slot_of(known[key], np.int64(before[key]), known, before, slots)] = key
 
 
 @compiled

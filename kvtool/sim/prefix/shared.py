@@ -24,8 +24,8 @@ from kvtool.sim.prefix.result import NONE
 from kvtool.sim.prefix.shared_kernel import KNOWN, add_shared, find_runs
 from kvtool.trace_blocks import HashedRequests
 
-MOST_BLOCKS = 1 << 24
-"""Different blocks of a trace that are remembered: 400 MiB. Beyond, the reasons are not known."""
+MOST_BLOCKS = 1 << 22
+"""Different blocks of a trace that are remembered: 200 MiB. Beyond, the reasons are not known."""
 RUN = record("start end reused")
 
 
@@ -40,6 +40,15 @@ class Reasons:
     """Hits of a cache without end."""
     longest: int
     """The longest prefix that a prompt shares with an earlier one."""
+
+    def __add__(self, other: Reasons) -> Reasons:
+        return Reasons(
+            new=self.new + other.new,
+            rounded=self.rounded + other.rounded,
+            last_block=self.last_block + other.last_block,
+            findable=self.findable + other.findable,
+            longest=max(self.longest, other.longest),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +68,16 @@ class Prefix:
 class Shared:
     """Fed by the chunk, with the keys of its blocks; `outputs`: as a cache holds them (`Cache`)."""
 
+    block_sizes: Sequence[int]
+    """Of the caches whose misses are to be explained."""
     outputs: str = NONE
     known: Any = field(default_factory=lambda: np.zeros(1 << 10, KNOWN).view(np.recarray))
     given_up: bool = False
     num_requests: int = 0
     keys: Keys | None = None
-    tokens: list[NDArray[np.int64]] = field(default_factory=list)
-    shared: list[NDArray[np.int64]] = field(default_factory=list)
+    last: tuple[int, int] = (0, 0)
+    """Of the last request: its tokens, and how many of them were there before."""
+    _sums: dict[int, Reasons] = field(default_factory=dict)
 
     def feed(self, requests: HashedRequests, keys: Keys, of: Ints) -> bool:
         """The next requests; whether their keys must be kept."""
@@ -87,8 +99,11 @@ class Shared:
             requests.block_size, self.num_requests, shared,
         )  # fmt: skip
         self.num_requests += len(requests)
-        self.tokens.append(requests.prompt_tokens)
-        self.shared.append(shared)
+        if len(requests):
+            self.last = int(requests.prompt_tokens[-1]), int(shared[-1])
+        for size in self.block_sizes:
+            more = _reasons(requests.prompt_tokens, shared, size)
+            self._sums[size] = more + self._sums[size] if size in self._sums else more
         return True
 
     def last_requests(self, of: Sequence[int]) -> list[int | None]:
@@ -99,16 +114,7 @@ class Shared:
 
     def reasons(self, block_size: int) -> Reasons:
         """Of all prompts so far, in blocks of this size."""
-        tokens, shared = np.concatenate(self.tokens), np.concatenate(self.shared)
-        full = shared // block_size * block_size
-        found = np.minimum(full, (tokens - 1) // block_size * block_size)
-        return Reasons(
-            new=int((tokens - shared).sum()),
-            rounded=int((shared - full).sum()),
-            last_block=int((full - found).sum()),
-            findable=int(found.sum()),
-            longest=int(shared.max(initial=0)),
-        )
+        return self._sums[block_size]
 
     def prefixes(self, most: int) -> list[Prefix]:
         """Those of which most tokens were reused, the most first; a prefix of one stands apart from it."""
@@ -130,3 +136,15 @@ class Shared:
             )
             for key in order.tolist()
         ]
+
+
+def _reasons(tokens: NDArray[np.int64], shared: NDArray[np.int64], block_size: int) -> Reasons:
+    full = shared // block_size * block_size
+    found = np.minimum(full, (tokens - 1) // block_size * block_size)
+    return Reasons(
+        new=int((tokens - shared).sum()),
+        rounded=int((shared - full).sum()),
+        last_block=int((full - found).sum()),
+        findable=int(found.sum()),
+        longest=int(shared.max(initial=0)),
+    )

@@ -1,0 +1,394 @@
+"""vLLM 0.32's V1 scheduler with everything that needs blocks to be told apart, plainly.
+
+Prefix caching (rules R10 to R15), priorities (R19), requests that follow others, and asynchronous
+scheduling: v1/core/sched/scheduler.py and async_scheduler.py. It looks at each request in each step and
+names each block by all tokens before its end; `kvtool.sim.blocks` gives the same integers faster.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+from kvtool.sim.cached_pool import CachedPool
+from kvtool.sim.settings import (
+    ABORT_HEAD,
+    ABORTED,
+    CUT,
+    DONE,
+    REJECTED,
+    UNFINISHED,
+    Settings,
+)  # fmt: skip
+
+IN_FLIGHT = 2
+"""Steps that asynchronous scheduling has under way."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Request:
+    """A request and where it stands. `key(k)` names block k of its tokens, prompt and generated."""
+
+    index: int
+    arrival_ns: int
+    priority: int
+    prompt_tokens: int
+    output_tokens: int
+    most_output: int
+    key: Callable[[int], Hashable]
+    parent: int = -1
+    think_ns: int = 0
+    generated: int = 0
+    computed: int = 0
+    placeholders: int = 0
+    """Tokens that are being generated and not known yet: at most one (asynchronous scheduling)."""
+    table: list[int] = field(default_factory=list)
+    registered: int = 0
+    """Full blocks of the table that can be found."""
+    is_running: bool = False
+    admit_step: int = -1
+    first_token_step: int = -1
+    finish_step: int = -1
+    first_token_ns: int = -1
+    finish_ns: int = -1
+    num_preemptions: int = 0
+    cached_tokens_first: int = -1
+    cached_tokens_after_preemption: int = 0
+    status: int = UNFINISHED
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and generated tokens that are known."""
+        return self.prompt_tokens + self.generated
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """By which priorities choose whom to preempt."""
+        return self.priority, self.arrival_ns
+
+
+@dataclass(slots=True, kw_only=True)
+class Batch:
+    """A step under way: who is in it, and who gets a token from it."""
+
+    step: int
+    end_ns: int
+    scheduled: list[tuple[Request, int, bool]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Step:
+    """A call of `schedule`, seen after it and before its output is processed."""
+
+    scheduled_tokens: int
+    batch: int
+    running: int
+    waiting: int
+    used_blocks: int
+    context_tokens: int
+    evictions: int
+    end_ns: int = 0
+
+
+class CachedScheduler:
+    """Requests wait in the order of the policy, run in the order of admission."""
+
+    def __init__(self, requests: list[Request], settings: Settings) -> None:
+        self.settings = settings
+        self.pool = CachedPool(settings.num_blocks, settings.block_size)
+        self.requests = requests
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.in_flight: deque[Batch] = deque()
+        self.steps: list[Step] = []
+        self.preemptions: list[tuple[int, int]] = []
+        self.clock_ns = 0
+        self.last_end_ns = 0
+        self.is_stopped = False
+        self.queried_tokens = self.hit_tokens = self.requery_tokens = self.rehit_tokens = 0
+        self.recomputed_tokens = 0
+        self.children: dict[int, list[Request]] = {}
+        for request in requests:
+            if request.arrival_ns < 0:
+                self.children.setdefault(request.parent, []).append(request)
+        self.arrivals = [(r.arrival_ns, r.index) for r in requests if r.arrival_ns >= 0]
+        heapq.heapify(self.arrivals)
+
+    def run(self) -> None:
+        """Until nothing is left, or nothing can go on."""
+        most = IN_FLIGHT if self.settings.async_scheduling else 1
+        while not self.is_stopped:
+            self._arrive()
+            if len(self.in_flight) < most and (self.waiting or self.running):
+                self._schedule()
+                if len(self.in_flight) < most:
+                    continue
+            if self.in_flight:
+                batch = self.in_flight.popleft()
+                self.clock_ns = max(self.clock_ns, batch.end_ns)
+                self._process(batch)
+            elif self.arrivals:
+                self.clock_ns = self.arrivals[0][0]
+            else:
+                return
+
+    # -- who is there
+
+    def _arrive(self) -> None:
+        """R17: the front end takes what has arrived and rejects what can never be served."""
+        while self.arrivals and self.arrivals[0][0] <= self.clock_ns:
+            _, index = heapq.heappop(self.arrivals)
+            request = self.requests[index]
+            if 0 < request.prompt_tokens < self.settings.max_model_len:
+                self._wait(request)
+            else:
+                self._end(request, REJECTED, -1)
+
+    def _wait(self, request: Request, *, in_front: bool = False) -> None:
+        """R5 and R19: behind all others, or in front; by priority at its place."""
+        if self.settings.policy == "priority":
+            self.waiting.append(request)
+            self.waiting = deque(sorted(self.waiting, key=lambda one: (*one.order, one.index)))
+        elif in_front:
+            self.waiting.appendleft(request)
+        else:
+            self.waiting.append(request)
+
+    # -- a step
+
+    def _schedule(self) -> None:
+        step = len(self.steps)
+        self.scheduled: dict[Request, int] = {}
+        self.budget = self.settings.token_budget
+        self.crowd = len(self.running) + len(self.waiting)
+        num_preemptions, evicted = len(self.preemptions), self.pool.num_evicted
+        self._schedule_running(step)
+        preempted = len(self.preemptions) > num_preemptions
+        if not preempted:  # R6
+            self._admit(step)
+        batch = Batch(step=step, end_ns=0, scheduled=[])
+        for request, n in self.scheduled.items():
+            request.computed += n
+        tokens = sum(self.scheduled.values())
+        context = sum(request.computed for request in self.scheduled)
+        for request, n in self.scheduled.items():
+            samples = request.computed == request.num_tokens + request.placeholders
+            if samples and self.settings.async_scheduling:
+                request.placeholders += 1
+            batch.scheduled.append((request, n, samples))
+        law = self.settings.step_time
+        duration = law.base_ns + law.token_ns * tokens + law.context_ns * context
+        if self.settings.async_scheduling and not self.scheduled:
+            duration = 0
+        batch.end_ns = max(self.last_end_ns, self.clock_ns) + duration
+        self.last_end_ns = batch.end_ns
+        self.steps.append(
+            Step(
+                scheduled_tokens=tokens,
+                batch=len(self.scheduled),
+                running=len(self.running),
+                waiting=len(self.waiting),
+                used_blocks=self.pool.num_blocks - self.pool.num_free,
+                context_tokens=context,
+                evictions=self.pool.num_evicted - evicted,
+                end_ns=batch.end_ns,
+            )
+        )
+        self.in_flight.append(batch)
+        if not self.scheduled and not preempted and len(self.in_flight) == 1:
+            self._stall(batch)
+
+    def _schedule_running(self, step: int) -> None:
+        """R2 to R5: in the order of admission; who finds no block preempts."""
+        position = 0
+        while position < len(self.running) and self.budget > 0:
+            request = self.running[position]
+            n = self._chunk(request)
+            if n == 0:
+                position += 1
+                continue
+            while not self._extend(request, request.computed + n):
+                victim, scheduled_before = self._victim(request)
+                position -= scheduled_before
+                self._preempt(victim, step)
+                if victim is request:
+                    return
+            self.scheduled[request] = n
+            self.budget -= n
+            position += 1
+
+    def _chunk(self, request: Request) -> int:
+        """Tokens of a running request in this step; 0: all it can do is under way."""
+        waiting_for = request.placeholders
+        last = request.prompt_tokens + request.most_output
+        if waiting_for and request.computed + 2 - waiting_for >= last:
+            return 0
+        n = self._threshold(request.num_tokens + waiting_for - request.computed)
+        return min(n, self.budget, self.settings.max_model_len - request.computed - 1)
+
+    def _threshold(self, n: int) -> int:
+        """R3: a long prefill is cut unless its request is the only one."""
+        settings = self.settings
+        threshold = settings.long_prefill_threshold
+        if threshold <= 0 or self.crowd <= 1:
+            return n
+        if settings.long_prefill_adaptive:
+            threshold = max(threshold, settings.max_batched_tokens // self.crowd)
+        return min(n, threshold)
+
+    def _extend(self, request: Request, tokens: int) -> bool:
+        """R4: blocks for so many tokens in all; then its full blocks can be found."""
+        tokens = min(tokens, self.settings.max_model_len)
+        needed = self.pool.blocks_for(tokens) - len(request.table)
+        if needed > self.pool.num_free:
+            return False
+        request.table += self.pool.take(max(0, needed))
+        self._register(request, min(tokens, request.num_tokens))
+        return True
+
+    def _register(self, request: Request, tokens: int) -> None:
+        """R12: full blocks of tokens that are known get their keys, computed or not."""
+        if not self.settings.prefix_caching:
+            return
+        for block in range(request.registered, tokens // self.pool.block_size):
+            self.pool.register(request.table[block], request.key(block))
+            request.registered = block + 1
+
+    def _victim(self, asker: Request) -> tuple[Request, int]:
+        """R4 and R19: whom to preempt, and whether it stood before the asker in this step."""
+        if self.settings.policy != "priority":
+            return self.running.pop(), 0
+        victim = max(self.running, key=lambda one: one.order)
+        self.running.remove(victim)
+        n = self.scheduled.pop(victim, None)
+        if n is None:
+            return victim, 0
+        self.budget += n
+        return victim, 1
+
+    def _preempt(self, victim: Request, step: int) -> None:
+        """R5: its blocks are free at once; generated tokens are kept."""
+        self.preemptions.append((step, victim.index))
+        self.recomputed_tokens += victim.computed
+        victim.num_preemptions += 1
+        self._release(victim)
+        victim.computed = 0
+        victim.is_running = False
+        self._wait(victim, in_front=True)
+
+    def _release(self, request: Request) -> None:
+        self.pool.free(request.table)
+        request.table, request.registered = [], 0
+
+    def _admit(self, step: int) -> None:
+        """R7 to R11: from the head of the queue until something fails."""
+        settings, pool = self.settings, self.pool
+        while self.waiting and self.budget > 0 and len(self.running) < settings.max_running:
+            request = self.waiting[0]
+            hits = self._hits(request)
+            cached = len(hits) * pool.block_size
+            n = self._threshold(request.num_tokens - cached)
+            if not settings.chunked_prefill and n > self.budget:
+                return
+            n = min(n, self.budget)
+            if not self._has_room(request, hits, cached + n):
+                return
+            self.waiting.popleft()
+            pool.touch(hits)
+            request.table, request.registered = list(hits), len(hits)
+            request.computed = cached
+            self._extend(request, cached + n)
+            self._note_hits(request, cached, step)
+            request.is_running = True
+            self.running.append(request)
+            self.scheduled[request] = n
+            self.budget -= n
+
+    def _hits(self, request: Request) -> list[int]:
+        """R10: of the full blocks before the last token."""
+        if not self.settings.prefix_caching:
+            return []
+        most = (request.num_tokens - 1) // self.pool.block_size
+        found: list[int] = []
+        for block in range(most):
+            one = self.pool.match([request.key(block)])
+            if not one:
+                break
+            found += one
+        return found
+
+    def _has_room(self, request: Request, hits: list[int], tokens: int) -> bool:
+        """R8 and R9: for the whole prompt so far if that is asked for, and for these tokens."""
+        settings, pool = self.settings, self.pool
+        beside = pool.num_idle(hits) - len(hits)
+        if self.running:
+            beside += settings.watermark_blocks
+        wanted = [tokens]
+        if settings.reserve_full_prompt:
+            wanted.append(request.num_tokens)
+        return all(
+            pool.blocks_for(min(one, settings.max_model_len)) + beside <= pool.num_free
+            for one in wanted
+        )
+
+    def _note_hits(self, request: Request, cached: int, step: int) -> None:
+        """Hits at the first admission, and those of a request that was preempted, apart."""
+        queried = request.num_tokens if self.settings.prefix_caching else 0
+        if request.admit_step < 0:
+            request.admit_step, request.cached_tokens_first = step, cached
+            self.queried_tokens += queried
+            self.hit_tokens += cached
+            return
+        request.cached_tokens_after_preemption += cached
+        self.requery_tokens += queried
+        self.rehit_tokens += cached
+
+    # -- its output
+
+    def _process(self, batch: Batch) -> None:
+        """R14: who has computed all its tokens gets one more; who has enough of them leaves."""
+        for request, _, samples in batch.scheduled:
+            if not samples or request.status != UNFINISHED:
+                continue
+            request.generated += 1
+            if self.settings.async_scheduling:
+                request.placeholders -= 1
+            if request.first_token_step < 0:
+                request.first_token_step, request.first_token_ns = batch.step, self.clock_ns
+            if request.generated >= request.output_tokens:
+                self._finish(request, DONE, batch.step)
+            elif request.num_tokens >= self.settings.max_model_len:
+                self._finish(request, CUT, batch.step)
+            elif self.settings.async_scheduling and request.is_running:
+                self._register(request, request.computed - request.placeholders)
+
+    def _finish(self, request: Request, status: int, step: int) -> None:
+        if request.is_running:
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)  # preempted with its last token under way
+        if self.settings.async_scheduling and request.is_running:
+            self._register(request, request.computed - request.placeholders)
+        self._release(request)
+        self._end(request, status, step)
+
+    def _end(self, request: Request, status: int, step: int) -> None:
+        """The request is over, and what waits for its end may come."""
+        request.status = status
+        request.is_running = False
+        if status != REJECTED:
+            request.finish_step, request.finish_ns = step, self.clock_ns
+        for child in self.children.pop(request.index, ()):
+            child.arrival_ns = self.clock_ns + child.think_ns
+            heapq.heappush(self.arrivals, (child.arrival_ns, child.index))
+
+    def _stall(self, batch: Batch) -> None:
+        """R18: nothing will change, because the head never fits: it is aborted, or the run ends."""
+        self.in_flight.remove(batch)
+        self.clock_ns = max(self.clock_ns, batch.end_ns)
+        if self.settings.on_stall != ABORT_HEAD:
+            self.is_stopped = True
+            return
+        self._end(self.waiting.popleft(), ABORTED, batch.step)
