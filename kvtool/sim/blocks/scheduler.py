@@ -2,15 +2,13 @@
 
 Prefix caching (rules R10 to R15), priorities (R19), requests that follow others, and asynchronous
 scheduling: v1/core/sched/scheduler.py and async_scheduler.py. It looks at each request in each step and
-names each block by all tokens before its end; `kvtool.sim.blocks` gives the same integers faster.
+names each block by all tokens before its end: the oracle of the fast one.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
 
 from kvtool.sim.cached_pool import CachedPool
 from kvtool.sim.settings import (
@@ -25,71 +23,6 @@ from kvtool.sim.settings import (
 
 IN_FLIGHT = 2
 """Steps that asynchronous scheduling has under way."""
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class Request:
-    """A request and where it stands. `key(k)` names block k of its tokens, prompt and generated."""
-
-    index: int
-    arrival_ns: int
-    priority: int
-    prompt_tokens: int
-    output_tokens: int
-    most_output: int
-    key: Callable[[int], Hashable]
-    parent: int = -1
-    think_ns: int = 0
-    generated: int = 0
-    computed: int = 0
-    placeholders: int = 0
-    """Tokens that are being generated and not known yet: at most one (asynchronous scheduling)."""
-    table: list[int] = field(default_factory=list)
-    registered: int = 0
-    """Full blocks of the table that can be found."""
-    is_running: bool = False
-    admit_step: int = -1
-    first_token_step: int = -1
-    finish_step: int = -1
-    first_token_ns: int = -1
-    finish_ns: int = -1
-    num_preemptions: int = 0
-    cached_tokens_first: int = -1
-    cached_tokens_after_preemption: int = 0
-    status: int = UNFINISHED
-
-    @property
-    def num_tokens(self) -> int:
-        """Prompt and generated tokens that are known."""
-        return self.prompt_tokens + self.generated
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """By which priorities choose whom to preempt."""
-        return self.priority, self.arrival_ns
-
-
-@dataclass(slots=True, kw_only=True)
-class Batch:
-    """A step under way: who is in it, and who gets a token from it."""
-
-    step: int
-    end_ns: int
-    scheduled: list[tuple[Request, int, bool]]
-
-
-@dataclass(slots=True, kw_only=True)
-class Step:
-    """A call of `schedule`, seen after it and before its output is processed."""
-
-    scheduled_tokens: int
-    batch: int
-    running: int
-    waiting: int
-    used_blocks: int
-    context_tokens: int
-    evictions: int
-    end_ns: int = 0
 
 
 class CachedScheduler:
@@ -148,7 +81,7 @@ class CachedScheduler:
 
     def _wait(self, request: Request, *, in_front: bool = False) -> None:
         """R5 and R19: behind all others, or in front; by priority at its place."""
-        if self.settings.policy == "priority":
+        if self.settings.policy == PRIORITY:
             self.waiting.append(request)
             self.waiting = deque(sorted(self.waiting, key=lambda one: (*one.order, one.index)))
         elif in_front:
@@ -258,7 +191,7 @@ class CachedScheduler:
 
     def _victim(self, asker: Request) -> tuple[Request, int]:
         """R4 and R19: whom to preempt, and whether it stood before the asker in this step."""
-        if self.settings.policy != "priority":
+        if self.settings.policy != PRIORITY:
             return self.running.pop(), 0
         victim = max(self.running, key=lambda one: one.order)
         self.running.remove(victim)

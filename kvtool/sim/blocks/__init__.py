@@ -1,0 +1,1 @@
+"""The scheduler where blocks are told apart: prefix caching, priorities, asynchronous scheduling."""
