@@ -10,12 +10,14 @@ from __future__ import annotations
 import heapq
 from collections import deque
 
-from kvtool.sim.cached_pool import CachedPool
+from kvtool.sim.blocks.pool import CachedPool
+from kvtool.sim.blocks.request import Batch, Request, Step
 from kvtool.sim.settings import (
     ABORT_HEAD,
     ABORTED,
     CUT,
     DONE,
+    PRIORITY,
     REJECTED,
     UNFINISHED,
     Settings,
