@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
     Counts = NDArray[np.int64]
 
-GRID, BELOW = 12, 4
+GRID, BELOW = 12, 3
 """Capacities that are replayed where all are asked for, and those among them that not every request
 fits into."""
 POINTS = 1000
-MOST_LISTED = 5
-"""Prefixes that a row names."""
+MOST_LISTED, MOST_ALONE = 5, 8
+"""Prefixes that a row names; tenants that are also replayed by themselves."""
 SPAN_BLOCK = 16
 _REASONS = ("new_tokens", "rounded_tokens", "last_block_tokens", "lost_tokens", "longest_shared")
 _COSTS = ("index_s_per_request", "naming_s_per_request", "index_bytes")
@@ -99,8 +99,13 @@ def measure(prompts: Prompts, asked: Asked) -> list[Row]:
     study = Study(prompts=prompts, asked=asked)
     caches = study.caches()
     found: dict[Kind, dict[int, Row]] = {kind: {} for kind in asked.kinds}
-    for (kind, cache), result in zip(caches, study.replay(caches), strict=True):
-        found[kind][cache.capacity_blocks] = study.row(kind, cache, result)
+    results = study.replay(caches)
+    alone = study.replay_alone(caches)
+    for place, (kind, cache) in enumerate(caches):
+        row = study.row(kind, cache, results[place])
+        for tenant, single in zip(row["tenants"], alone, strict=False):
+            tenant["alone_hit_rate"] = single[place].hit_rate
+        found[kind][cache.capacity_blocks] = row
     for kind, curve in study.curves.items():
         for at, blocks in enumerate(curve.capacity_blocks.tolist() if kind in found else ()):
             found[kind].setdefault(blocks, study.curve_row(kind, curve, at))
@@ -180,6 +185,22 @@ class Study:
             [cache for _, cache in caches], self.prompts,
             with_hits=self.asked.with_hits, watch=watch,
         )  # fmt: skip
+
+    def replay_alone(self, caches: Sequence[tuple[Kind, Cache]]) -> list[list[PrefixResult]]:
+        """Results of each tenant by itself: what it would find if nobody else used the cache."""
+        from kvtool.sim.prefix.blocks import tenants_of
+        from kvtool.sim.prefix.grid import replay_all
+
+        count = len(self.prompts.tenants)
+        if not 2 <= count <= MOST_ALONE:
+            return []
+        return [
+            replay_all(
+                [cache for _, cache in caches],
+                (requests.where(tenants_of(requests) == tenant) for requests in self.prompts),
+            )
+            for tenant in range(count)
+        ]
 
     def row(self, kind: Kind, cache: Cache, result: PrefixResult) -> Row:
         """Of a replay."""
@@ -301,6 +322,7 @@ class Study:
                 "queried_tokens": row[QUERIED],
                 "hit_tokens": row[HIT],
                 "hit_rate": row[HIT] / row[QUERIED] if row[QUERIED] else 0.0,
+                "alone_hit_rate": None,
                 "evicted_blocks_of": dict(zip(names, row[TAKEN:], strict=False)),
             })  # fmt: skip
         return found

@@ -98,14 +98,31 @@ def tier_rows(
         if prefill is not None and prefill.flops_per_s is not None:
             rows[-1] |= _recomputed(prefill, _tokens(prompts, cache), result, above)
             rows[-1]["saved_s"] = rows[-1]["recompute_s"] - rows[-1]["load_s"]
+    if prefill is not None and prefill.flops_per_s is not None:
+        _add_means(rows, results, prefill, _tokens(prompts, cache))
     for row in rows:
         row["hit_rate"] = row["hit_tokens"] / queried_tokens if queried_tokens else 0.0
     return rows
 
 
+def _add_means(
+    rows: list[Row], results: Sequence[PrefixResult], prefill: Prefill, tokens: Counts
+) -> None:
+    """The mean prefill with the hits of a tier and all above, loading included."""
+    load_s = 0.0
+    for row, result in zip(rows, results, strict=True):
+        assert result.hits is not None, "tiers are replayed with the hits of each request"
+        load_s += row["load_s"] or 0.0
+        spent = float(arithmetic.seconds(prefill, tokens, result.hits).sum()) + load_s
+        row["prefill_s_mean"] = spent / max(1, len(tokens))
+
+
 def _hits(result: PrefixResult, above: PrefixResult | None = None) -> Row:
     """What a tier adds to those above it; what it would move and save is null for the GPU's own."""
-    names = ("read_bytes", "written_bytes", "bytes_per_s", "load_s", "recompute_s", "saved_s")
+    names = (
+        "read_bytes", "written_bytes", "bytes_per_s", "load_s", "write_s", "recompute_s", "saved_s",
+        "prefill_s_mean",
+    )  # fmt: skip
     hits = result.hit_tokens - (above.hit_tokens if above else 0)
     return {"hit_tokens": hits, "hit_rate": 0.0, **dict.fromkeys(names)}
 
@@ -115,9 +132,10 @@ def _moved(tier: Tier, result: PrefixResult, above: PrefixResult, block_size: in
     read = (result.hit_tokens - above.hit_tokens) * tier.bytes_per_token
     return {
         "read_bytes": read,
-        "written_bytes": above.evicted_blocks * block_size * tier.bytes_per_token,
+        "written_bytes": (written := above.evicted_blocks * block_size * tier.bytes_per_token),
         "bytes_per_s": tier.bytes_per_s,
         "load_s": read / tier.bytes_per_s,
+        "write_s": written / tier.bytes_per_s,
     }
 
 

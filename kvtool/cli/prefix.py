@@ -61,6 +61,7 @@ def prefix(
     tp: o.TpOpt = None,
     gpu: o.GpuOpt = None,
     weights: o.WeightsOpt = None,
+    gpu_memory_utilization: o.UtilizationOpt = None,
     efficiency: o.EfficiencyOpt = None,
     tiers: o.TiersOpt = None,
     explain_request: o.ExplainOpt = None,

@@ -31,12 +31,13 @@ def model_of(given: Mapping[str, Any], notes: list[str]) -> tuple[Fit | None, Pr
     if on_gpu and given["gpu"] is None:
         raise usage_error("--capacity gpu is what a GPU has left", "add --gpu h100")
     words = {name: given[name] for name in ("kv_dtype", "dtype", "tp")}
-    device = {"gpu": given["gpu"], "weights": given["weights"], "gpu_memory_utilization": None}
+    device = {
+        "gpu": given["gpu"],
+        "weights": given["weights"],
+        "gpu_memory_utilization": given["gpu_memory_utilization"],
+    }
     memory = dict.fromkeys(device) if not on_gpu else device
-    fit = tokens_of(
-        load=load, model=given["model"], kv_memory=None if on_gpu else "1024TiB", **memory,
-        **{**words, "tp": words["tp"] or _ranks(given["gpu"])},
-    )  # fmt: skip
+    fit = _fit(load, given, on_gpu, words, memory)
     notes += fit.notes
     try:
         prefill = prefill_of(
@@ -46,10 +47,29 @@ def model_of(given: Mapping[str, Any], notes: list[str]) -> tuple[Fit | None, Pr
     except KvtoolError as error:
         if error.code not in ("prefill_not_counted", "weights_not_counted"):
             raise
-        notes.append(f"what hits save is not known: {error.message}")
+        notes.append(f"no FLOPs, no time: {error.message}")
         return fit, None
-    notes += [note for note in prefill.notes if note not in notes]
+    if given["gpu"] is not None:
+        notes += [note for note in prefill.notes if note not in notes]
     return fit, prefill
+
+
+def _fit(
+    load: Callable[[str], Any], given: Mapping[str, Any], on_gpu: bool,
+    words: Mapping[str, Any], memory: Mapping[str, Any],
+) -> Fit:  # fmt: skip
+    """Bytes of a token on one GPU; with --capacity gpu the tokens that it has room for, too."""
+    try:
+        return tokens_of(
+            load=load, model=given["model"], kv_memory=None if on_gpu else "1024TiB", **memory,
+            **{**words, "tp": words["tp"] or _ranks(given["gpu"])},
+        )  # fmt: skip
+    except KvtoolError as error:
+        if error.code != "tokens_differ":
+            raise
+        raise KvtoolError(
+            error.message, "leave out --model, and give --capacity in blocks", code=error.code
+        ) from error
 
 
 def _ranks(gpu: str | None) -> str | None:
@@ -114,16 +134,16 @@ def tiers_of(typed: str | None, fit: Fit | None) -> tuple[Tier, ...]:
                 "write NAME=SIZE@BANDWIDTH/s: --tiers cpu=64GiB@25GB/s,disk=1TiB@6GB/s",
             )
         assert fit is not None, "checked: tiers want a model"
-        rate = parse_bytes(match[3], name="--tiers")
-        if not rate or match[1] in ("gpu", *(tier.name for tier in found)):
+        rate, size = (parse_bytes(match[place], name="--tiers") for place in (3, 2))
+        if not rate or not size or match[1] in ("gpu", *(tier.name for tier in found)):
             raise usage_error(
-                f"--tiers: '{word.strip()[:40]}' moves nothing, or there is one of that name",
-                "give each tier a name of its own and a bandwidth above 0",
+                f"--tiers: '{word.strip()[:40]}' holds or moves nothing, or there is one of that name",
+                "give each tier a name of its own, a size and a bandwidth above 0",
             )
         found.append(
             Tier(
                 name=match[1],
-                capacity_bytes=parse_bytes(match[2], name="--tiers"),
+                capacity_bytes=size,
                 bytes_per_token=fit.bytes_per_token * fit.tp,
                 bytes_per_s=float(rate),
             )

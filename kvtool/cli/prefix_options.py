@@ -172,6 +172,13 @@ GpuOpt = Annotated[
         help="Where prefill runs, with --model: the time to the first token that hits save.",
     ),
 ]  # fmt: skip
+UtilizationOpt = Annotated[
+    float | None,
+    typer.Option(
+        "--gpu-memory-utilization", metavar="SHARE", rich_help_panel=MEMORY, show_default=False,
+        help="Of the GPU's memory, for weights and cache, with --capacity gpu. Default: 0.9.",
+    ),
+]  # fmt: skip
 EfficiencyOpt = Annotated[
     float | None,
     typer.Option(

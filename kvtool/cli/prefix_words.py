@@ -11,7 +11,7 @@ from typing import Any
 
 from kvtool import catalog
 from kvtool.cli.options import names_in
-from kvtool.cli.prefix_memory import ALL, model_of, rooms_of, tiers_of, words_in
+from kvtool.cli.prefix_memory import ALL, ON_GPU, model_of, rooms_of, tiers_of, words_in
 from kvtool.errors import usage_error
 from kvtool.model_pool import Fit
 from kvtool.output import PICTURES
@@ -30,7 +30,9 @@ MOST_POINTS, MOST_CASES = 100_000, 1000
 MOST_SOURCES = 100
 OF_WORKLOAD = tuple(name for name in RANGES if name != "keep")
 OF_TRACE = ("trace_format", "trace_block_size", "tenants")
-OF_MODEL = ("kv_dtype", "dtype", "tp", "weights", "gpu", "efficiency", "tiers")
+OF_MODEL = (
+    "kv_dtype", "dtype", "tp", "weights", "gpu", "gpu_memory_utilization", "efficiency", "tiers",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +165,8 @@ def _idle(given: Mapping[str, Any]) -> list[str]:
     idle = {
         "--points": given["points"] != "1000" and ALL not in words_in(given["capacity"]),
         "--efficiency": given["efficiency"] is not None and given["gpu"] is None,
+        "--gpu-memory-utilization": given["gpu_memory_utilization"] is not None
+        and ON_GPU not in words_in(given["capacity"]),
         "--seed": given["seed"] and given["trace"] is not None,
     }
     return [f"{option} changes nothing here" for option, true in idle.items() if true]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from kvtool.run import Row, Run
 from kvtool.units import format_bytes, format_seconds
@@ -10,45 +10,59 @@ from kvtool.view import Table, View
 from kvtool.view.prefix_chart import chart
 from kvtool.view.prefix_kinds import Series, by_prompts, capacity, series_of
 from kvtool.view.prefix_words import sentences
-from kvtool.view.words import number
+from kvtool.view.words import amount, number
 
-MOST_LINES = 24
-"""Of caches one by one; more are shown by capacity."""
+MOST_LINES, MOST_PROMPTS = 24, 3
+"""Caches that are shown one by one, and sets of prompts whose curves are."""
 MOST_TENANTS = 12
-LEFT = frozenset({"prompts", "cache", "tenant", "tier", "tokens", "radix tree"})
+LEFT = frozenset({"prompts", "cache", "tenant", "tier", "tokens", "radix tree", "ended by"})
 Cells = dict[str, Callable[[Row], str]]
+Lines = Sequence[tuple[Series, Row]]
 
 
 def view(run: Run) -> View:
     """Hit rates first and where the other tokens go, then counts, costs and worth."""
     many = series_of(run.rows)
+    groups = by_prompts(many)
     lines = [(one, row) for one in many for row in one.replayed]
+    if any(row["explained"] for _, row in lines):
+        tables = [_table(many, lines, _EXPLAINED, "")]
+    else:
+        tables = _tables(run, many, groups, lines)
+    return View(
+        tables=tuple(table for table in tables if table.rows),
+        sentences=tuple(sentences(many)),
+        chart=chart(groups),
+    )
+
+
+def _tables(
+    run: Run, many: Sequence[Series], groups: Sequence[Sequence[Series]], lines: Lines
+) -> list[Table]:
     tables: list[Table] = []
     where = ""
-    if any(len(one.rows) > len(one.replayed) for one in many) or len(lines) > MOST_LINES:
-        tables += [_by_capacity(group) for group in by_prompts(many)]
+    words = str(run.params.get("capacity", "")).lower().split(",")
+    if "all" in map(str.strip, words) or len(lines) > MOST_LINES:
+        few = len(groups) <= MOST_PROMPTS
+        tables += [_by_capacity(group) for group in groups] if few else []
+        tables.append(
+            _table(many, [(one, one.rows[-1]) for one in many], _reach(many), "every capacity")
+        )
         lines = [(one, one.replayed[-1]) for one in many if one.replayed]
         where = "at the largest capacity: "
-    tables.append(_table(many, lines, _shares(), f"{where}where the prompt tokens go"))
+    tables.append(_table(many, lines, _SHARES, f"{where}where the prompt tokens go"))
     tables.append(_table(many, lines, _counts(run.rows), f"{where}the cache"))
     if len({one.rows[0]["index"] for one in many}) > 1:
-        tables.append(_table(many, lines, _costs(), f"{where}the index"))
+        tables.append(_table(many, lines, _COSTS, f"{where}the index"))
     if any(row["saved_flops"] is not None for _, row in lines):
         tables.append(_table(many, lines, _worth(lines), f"{where}what the hits are worth"))
     tables += [_tiers(many, one, row) for one, row in lines if row["tiers"]]
     tables += [_tenants(many, one, row) for one, row in lines if row["tenants"]]
-    tables += _prefixes(many)
-    tables += [_tree(one, row) for one, row in lines if row["tree"]]
-    return View(
-        tables=tuple(table for table in tables if table.rows),
-        sentences=tuple(sentences(many)),
-        chart=chart(many),
-    )
+    tables += _prefixes(groups) if len(groups) <= MOST_PROMPTS else []
+    return tables + [_tree(one, row) for one, row in lines if row["tree"]]
 
 
-def _table(
-    many: Sequence[Series], lines: Sequence[tuple[Series, Row]], cells: Cells, title: str
-) -> Table:
+def _table(many: Sequence[Series], lines: Lines, cells: Cells, title: str) -> Table:
     """A line a cache and capacity."""
     named: dict[str, Callable[[Series], str]] = {"cache": lambda one: one.name}
     if len({one.prompts for one in many}) > 1:
@@ -66,24 +80,70 @@ def _table(
     )
 
 
-def _shares() -> Cells:
-    """They add to 100 %."""
-    names = {
-        "hits": "hit_tokens", "lost": "lost_tokens", "rounded": "rounded_tokens",
-        "last block": "last_block_tokens", "new": "new_tokens",
-    }  # fmt: skip
-    return {title: _share_of(name) for title, name in names.items()}
+def _share_of(name: str) -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        if row[name] is None:
+            return "–"
+        return f"{row[name] / row['queried_tokens']:.2%}" if row["queried_tokens"] else "–"
+
+    return cell
+
+
+_SHARES: Cells = {
+    "hits": _share_of("hit_tokens"),
+    "lost": _share_of("lost_tokens"),
+    "rounded": _share_of("rounded_tokens"),
+    "last block": _share_of("last_block_tokens"),
+    "new": _share_of("new_tokens"),
+}
+"""They add to 100 %."""
+
+
+def _explained(name: str) -> Callable[[Row], str]:
+    return lambda row: number(row["explained"][name])
+
+
+_EXPLAINED: Cells = {
+    "request": _explained("request"),
+    "prompt tokens": _explained("prompt_tokens"),
+    "hits": _explained("hit_tokens"),
+    "findable": _explained("findable_tokens"),
+    "shared": _explained("shared_tokens"),
+    "ended by": lambda row: str(row["explained"]["ended_by"]),
+}
+
+
+def _reach(many: Sequence[Series]) -> Cells:
+    """The capacities that find so much of what can be found, and the knee."""
+    of = {id(one.rows[-1]): one for one in many}
+    cells: Cells = {
+        "ceiling": lambda row: f"{of[id(row)].ceiling / max(1, row['queried_tokens']):.2%}"
+    }
+    for share in (0.5, 0.9, 0.99):
+        cells[f"{share:.0%} of it"] = _at(of, share)
+    cells["knee"] = lambda row: capacity(knee) if (knee := of[id(row)].knee) else "–"
+    return cells
+
+
+def _at(of: Mapping[int, Series], share: float) -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        found = of[id(row)].reaching(share)
+        if found is None:
+            return "–"
+        return capacity(found) if of[id(row)].has_curve else f"≤ {capacity(found)}"
+
+    return cell
 
 
 def _counts(rows: Sequence[Row]) -> Cells:
     cells: Cells = {
         "blocks": lambda row: number(row["capacity_blocks"]),
-        "of": lambda row: number(row["block_size"]),
+        "block size": lambda row: number(row["block_size"]),
         "hit tokens": lambda row: number(row["hit_tokens"]),
         "evicted": lambda row: number(row["evicted_blocks"]),
     }
     if any(row["evicted_leaves"] for row in rows):
-        cells["leaves"] = lambda row: number(row["evicted_leaves"])
+        cells["evicted leaves"] = lambda row: number(row["evicted_leaves"])
     if any(row["rejected"] for row in rows):
         cells["rejected"] = lambda row: number(row["rejected"])
     return cells
@@ -99,23 +159,26 @@ def _by_capacity(group: Sequence[Series]) -> Table:
             key = row["capacity_tokens"] // largest
             lines.setdefault(key, [None] * len(group))[place] = row
     with_memory = first.rows[0]["capacity_bytes"] is not None
-    gains = "a GiB more buys" if with_memory else "of what can be found"
-    columns = ("tokens", *(("memory",) if with_memory else ()), *(one.name for one in group), gains)
+    which = f" ({first.name})" if len(group) > 1 else ""
+    columns = [
+        "tokens", *(["memory"] if with_memory else []), *(one.name for one in group),
+        f"of what can be found{which}", *([f"a GiB more buys{which}"] if with_memory else []),
+    ]  # fmt: skip
     rows: list[tuple[str, ...]] = []
     before: Row | None = None
     for key in sorted(lines):
         line = lines[key]
         some = next(row for row in line if row is not None)
         cells = [f"{some['capacity_tokens']:,}"]
-        if with_memory:
-            cells.append(format_bytes(some["capacity_bytes"]))
+        cells += [format_bytes(some["capacity_bytes"])] if with_memory else []
         cells += ["–" if row is None else f"{row['hit_rate']:.2%}" for row in line]
-        last = _gain(before, line[0]) if with_memory else _share_found(first, line[0])
-        rows.append((*cells, last))
+        cells.append(_share_found(first, line[0]))
+        cells += [_gain(before, line[0])] if with_memory else []
+        rows.append(tuple(cells))
         before = line[0] or before
     return Table(
         title=f"{first.prompts}: hit rate by capacity",
-        columns=columns,
+        columns=tuple(columns),
         rows=tuple(rows),
         right=frozenset(columns),
     )
@@ -126,7 +189,7 @@ def _gain(before: Row | None, row: Row | None) -> str:
     if before is None or row is None:
         return "–"
     more = (row["capacity_bytes"] - before["capacity_bytes"]) / 2**30
-    return f"{(row['hit_rate'] - before['hit_rate']) * 100 / more:.3f} points" if more else "–"
+    return f"{(row['hit_rate'] - before['hit_rate']) * 100 / more:.4f} points" if more else "–"
 
 
 def _share_found(one: Series, row: Row | None) -> str:
@@ -134,27 +197,17 @@ def _share_found(one: Series, row: Row | None) -> str:
     return "–" if row is None or not one.ceiling else f"{row['hit_tokens'] / one.ceiling:.1%}"
 
 
-def _share_of(name: str) -> Callable[[Row], str]:
-    def cell(row: Row) -> str:
-        if row[name] is None:
-            return "–"
-        return f"{row[name] / row['queried_tokens']:.2%}" if row["queried_tokens"] else "–"
-
-    return cell
-
-
-def _costs() -> Cells:
-    return {
-        "index, a request": lambda row: format_seconds(row["index_s_per_request"]),
-        "naming, a request": lambda row: format_seconds(row["naming_s_per_request"]),
-        "index memory": lambda row: format_bytes(row["index_bytes"]),
-        "a cached token": _each,
-    }
-
-
 def _each(row: Row) -> str:
     tokens = row["cached_blocks"] * row["block_size"]
     return f"{row['index_bytes'] / tokens:.2f} B" if tokens else "–"
+
+
+_COSTS: Cells = {
+    "index, a request": lambda row: format_seconds(row["index_s_per_request"]),
+    "naming, a request": lambda row: format_seconds(row["naming_s_per_request"]),
+    "index memory": lambda row: format_bytes(row["index_bytes"]),
+    "a cached token": _each,
+}
 
 
 def _worth(lines: Sequence[tuple[Series, Row]]) -> Cells:
@@ -176,16 +229,11 @@ def _shorter(what: str) -> Callable[[Row], str]:
 
 
 def _tiers(many: Sequence[Series], one: Series, row: Row) -> Table:
+    times = ("load_s", "write_s", "recompute_s", "saved_s", "prefill_s_mean")
     columns = (
-        "tier",
-        "blocks",
-        "hit rate",
-        "read",
-        "written",
-        "loading",
-        "computing instead",
-        "saved",
-    )
+        "tier", "blocks", "hit rate", "read", "written", "loading", "writing", "computing", "saved",
+        "mean prefill",
+    )  # fmt: skip
     return Table(
         title=f"{_title(many, one, row)}: by tier",
         columns=columns,
@@ -194,15 +242,13 @@ def _tiers(many: Sequence[Series], one: Series, row: Row) -> Table:
                 tier["tier"],
                 number(tier["capacity_blocks"]),
                 f"{tier['hit_rate']:.2%}",
-                *("–" if tier[name] is None else format_bytes(tier[name])
-                  for name in ("read_bytes", "written_bytes")),
-                *("–" if tier[name] is None else _signed(tier[name])
-                  for name in ("load_s", "recompute_s", "saved_s")),
+                *(amount(tier[name]) for name in ("read_bytes", "written_bytes")),
+                *("–" if tier[name] is None else _signed(tier[name]) for name in times),
             )
             for tier in row["tiers"]
         ),
         right=frozenset(columns) - LEFT,
-    )  # fmt: skip
+    )
 
 
 def _signed(seconds: float) -> str:
@@ -215,10 +261,10 @@ def _tenants(many: Sequence[Series], one: Series, row: Row) -> Table:
     """A line a tenant: its hits, and in whose place its blocks came."""
     shown = row["tenants"][:MOST_TENANTS]
     names = [tenant["tenant"] for tenant in shown]
-    columns = ("tenant", "requests", "prompt tokens", "hit rate",
-               *(f"evicted of {name}" for name in names))  # fmt: skip
+    columns = ("tenant", "requests", "prompt tokens", "hit rate", "alone",
+               *(f"of {name}" for name in names))  # fmt: skip
     return Table(
-        title=f"{_title(many, one, row)}: by tenant, and the blocks that each evicted",
+        title=f"{_title(many, one, row)}: by tenant, by itself, and the blocks that each evicted of whom",
         columns=columns,
         rows=tuple(
             (
@@ -226,6 +272,7 @@ def _tenants(many: Sequence[Series], one: Series, row: Row) -> Table:
                 number(tenant["requests"]),
                 number(tenant["queried_tokens"]),
                 f"{tenant['hit_rate']:.2%}",
+                "–" if tenant["alone_hit_rate"] is None else f"{tenant['alone_hit_rate']:.2%}",
                 *(number(tenant["evicted_blocks_of"].get(name, 0)) for name in names),
             )
             for tenant in shown
@@ -239,17 +286,17 @@ def _title(many: Sequence[Series], one: Series, row: Row) -> str:
     return ", ".join([*words, one.name, f"{row['capacity_blocks']:,} blocks"])
 
 
-def _prefixes(many: Sequence[Series]) -> list[Table]:
+def _prefixes(groups: Sequence[Sequence[Series]]) -> list[Table]:
     """Of each set of prompts, by the first cache that was replayed over it."""
     tables = []
-    for group in by_prompts(many):
+    for group in groups:
         row = next((row for one in group for row in one.replayed), None)
         if row is None or not row["prefixes"]:
             continue
         shared = row["queried_tokens"] - row["new_tokens"]
         columns = ("tokens", "requests", "first", "last", "tokens reused", "of all reuse")
         tables.append(Table(
-            title=f"{group[0].prompts}: what is shared most, whatever the cache",
+            title=f"{group[0].prompts}: what is shared most: runs of tokens, each after all before it",
             columns=columns,
             rows=tuple(
                 (

@@ -34,14 +34,29 @@ class Series:
         return int(max(row["hit_tokens"] for row in self.rows))
 
     @property
+    def has_curve(self) -> bool:
+        """Whether there are points between the replays."""
+        return len(self.rows) > len(self.replayed)
+
+    @property
+    def serving(self) -> list[Row]:
+        """Capacities that have room for every request: below them hits are of other requests."""
+        return [row for row in self.rows if not row["rejected"]]
+
+    def reaching(self, share: float) -> Row | None:
+        """The least capacity with so much of what can be found."""
+        wanted = share * self.ceiling
+        return next((row for row in self.serving if row["hit_tokens"] >= wanted), None)
+
+    @property
     def knee(self) -> Row | None:
         """Where more memory begins to buy less: the point furthest above the line from nothing to the
-        last capacity (Satopää et al., "Finding a Kneedle in a Haystack", 2011). None of few rows."""
-        last = self.rows[-1]
-        if len(self.rows) < 8 or not last["hit_tokens"]:
+        last capacity (Satopää et al., "Finding a Kneedle in a Haystack", 2011). None without a curve."""
+        last, rows = self.rows[-1], self.serving
+        if not self.has_curve or not rows or not last["hit_tokens"]:
             return None
         return max(
-            self.rows,
+            rows,
             key=lambda row: (
                 row["hit_tokens"] / last["hit_tokens"]
                 - row["capacity_blocks"] / last["capacity_blocks"]

@@ -23,24 +23,35 @@ ALIKE = 0.005
 
 
 def sentences(many: Sequence[Series]) -> list[str]:
-    """All that there is to say."""
-    said = [
-        DENOMINATOR,
-        *([MEANING] if many[0].rows[0]["new_tokens"] is not None else []),
-        *_assumptions(many),
-    ]
+    """What it comes to, then what the words mean."""
     groups = by_prompts(many)
+    said: list[str] = []
     for group in groups:
         named = f"{group[0].prompts}: " if len(groups) > 1 else ""
         said += [f"{named}{text}" for text in _about(group)]
-    return said
+    rows = [row for one in many for row in one.replayed]
+    if any(row["explained"] for row in rows):
+        return said
+    meaning = [MEANING] if many[0].rows[0]["new_tokens"] is not None else []
+    return [*said, *_memory(many), *_assumptions(many), *meaning, DENOMINATOR]
+
+
+def _memory(many: Sequence[Series]) -> list[str]:
+    """Whose bytes they are."""
+    row = many[0].rows[0]
+    if row["model"] is None:
+        return []
+    return [f"Memory is that of {row['model']}: {row['bytes_per_token']:,} B a token on a GPU."]
 
 
 def _about(group: Sequence[Series]) -> list[str]:
     """Of one set of prompts: its ceiling, each cache where there is something to say, the verdicts."""
+    explained = [f"{one.name}: {text}" for one in group for text in _explained(one)]
+    if explained:
+        return explained
     said = _ceilings(group)
     for one in group:
-        texts = (*_knee(one), *_zero(one), *_explained(one), *_worth(one), *_tiers(one))
+        texts = (*_knee(one), *_zero(one), *_worth(one), *_tiers(one))
         said += [f"{one.name}: {text}" for text in texts]
     return said + _verdicts(group)
 
@@ -82,11 +93,9 @@ def _knee(one: Series) -> list[str]:
     knee = one.knee
     if knee is None:
         return []
-    said = f"the knee is at {capacity(knee)}, with {knee['hit_rate']:.2%}"
-    full = next((row for row in one.rows if row["hit_tokens"] >= one.ceiling), None)
-    if full is not None:
-        said += f"; {capacity(full)} find all there is to find"
-    return [f"{said}."]
+    full = one.reaching(1.0)
+    most = f"; {capacity(full)} find all there is to find" if full is not None else ""
+    return [f"the knee is at {capacity(knee)}, with {knee['hit_rate']:.2%}{most}."]
 
 
 def _zero(one: Series) -> list[str]:
@@ -131,33 +140,41 @@ def _explained(one: Series) -> list[str]:
         found = row["explained"]
         if found is None:
             continue
+        shared = (
+            f"earlier prompts had its first {found['shared_tokens']:,}"
+            if found["shared_tokens"]
+            else "no earlier prompt begins like it"
+        )
         said.append(
-            f"request {found['request']:,} at {capacity(row)} found {found['hit_tokens']:,} of its "
-            f"{counted(found['prompt_tokens'], 'token')}; earlier prompts had its first "
-            f"{found['shared_tokens']:,}. {_end(found, row)}"
+            f"at {capacity(row)} request {found['request']:,} found {found['hit_tokens']:,} of its "
+            f"{counted(found['prompt_tokens'], 'token')}; {shared}. {_end(found, row)}"
         )
     return said
 
 
 def _end(found: Row, row: Row) -> str:
-    size, last = row["block_size"], found["last_request"]
-    after = f"after {found['hit_tokens']:,} tokens"
+    size, last, hits = row["block_size"], found["last_request"], found["hit_tokens"]
+    after = f"The hit ends after {hits:,} tokens" if hits else "There is no hit"
     ends = {
         "rejected": f"It is larger than the cache of {counted(row['capacity_blocks'], 'block')}, and rejected.",
-        "lost": f"The next block, {after}, was cached and is evicted.",
-        "last block": f"The hit ends {after}: the block of the last token is always computed.",
-        "rounded": f"The hit ends {after}: what is shared beyond does not fill a block of {size:,}.",
-        "new": f"The hit ends {after}: no earlier prompt goes on like this one.",
+        "lost": f"{after}: the next block had been cached, and was evicted.",
+        "last block": f"{after}: the block of the last token is always computed.",
+        "rounded": f"{after}: what is shared beyond does not fill a block of {size:,}.",
+        "new": f"{after}: no earlier prompt goes on like this one."
+        if found["shared_tokens"]
+        else "",
     }
     text = ends[found["ended_by"]]
     if found["ended_by"] == "lost" and last is not None:
         text += f" Request {last:,} was the last to have it, {found['request'] - last:,} requests before."
     if found["ended_by"] in ("lost", "rejected") and found["needed_blocks"]:
+        blocks = found["needed_blocks"]
+        memory = blocks * size * row["bytes_per_token"] if row["bytes_per_token"] else None
         text += (
-            f" All {found['findable_tokens']:,} tokens that can be found would be from "
-            f"{found['needed_blocks']:,} blocks on (hash, lru)."
+            f" All {found['findable_tokens']:,} tokens that can be found would be from {blocks:,} blocks on"
+            f"{f' ({format_bytes(memory)})' if memory else ''}, by recency over block hashes."
         )
-    return text
+    return text.strip()
 
 
 def _worth(one: Series) -> list[str]:
@@ -174,20 +191,40 @@ def _worth(one: Series) -> list[str]:
 
 
 def _tiers(one: Series) -> list[str]:
-    """Tiers that take longer to load than to compute."""
+    """What they find together, and whether each takes longer to load than to compute."""
     said = []
     for row in one.replayed:
-        for tier in row["tiers"] or ():
-            if not tier["hit_tokens"] and tier["tier"] != "gpu":
-                said.append(f"{tier['tier']} behind {capacity(row)} is written to and never hit.")
-            if tier["saved_s"] is None or not tier["hit_tokens"]:
-                continue
-            pays = tier["saved_s"] > 0
-            said.append(
-                f"{tier['tier']} behind {capacity(row)} {'pays' if pays else 'does not pay'}: loading its hits "
-                f"takes {format_seconds(tier['load_s'])}, computing them {format_seconds(tier['recompute_s'])}."
+        if not row["tiers"]:
+            continue
+        total = sum(tier["hit_rate"] for tier in row["tiers"])
+        text = f"at {capacity(row)} with its tiers {total:.2%} are hits"
+        if row["tiers"][-1]["prefill_s_mean"] is not None:
+            means = [format_seconds(row["tiers"][place]["prefill_s_mean"]) for place in (0, -1)]
+            text += (
+                f", and the mean prefill takes {means[1]}, loading included, in place of {means[0]}"
             )
+        said.append(f"{text}.")
+        said += [text for tier in row["tiers"][1:] if (text := _tier(tier))]
     return said
+
+
+def _tier(tier: Row) -> str:
+    if not tier["hit_tokens"]:
+        return f"{tier['tier']} is written to and never hit."
+    if tier["saved_s"] is None:
+        return ""
+    times = (
+        f"loading its hits takes {format_seconds(tier['load_s'])}, computing them "
+        f"{format_seconds(tier['recompute_s'])}"
+    )
+    if tier["saved_s"] <= 0:
+        return f"{tier['tier']} does not pay: {times}."
+    if tier["write_s"] > tier["saved_s"]:
+        writing = format_seconds(tier["write_s"])
+        return (
+            f"{tier['tier']} pays only if its writes, {writing}, overlap with computing: {times}."
+        )
+    return f"{tier['tier']} pays: {times}."
 
 
 # -- radix against hash
@@ -197,7 +234,7 @@ def _verdicts(group: Sequence[Series]) -> list[str]:
     """A line for each hash index and radix tree that are alike else."""
     trees = [one for one in group if one.rows[0]["index"] == "radix"]
     return [
-        f"{tree.name} against {other.name}: {_verdict(rows)}"
+        f"{tree.name} against {other.name}: {_verdict(rows, other.knee)}"
         for tree in trees
         for other in group
         if (rows := _pairs(other, tree))
@@ -217,20 +254,28 @@ def _pairs(other: Series, tree: Series) -> list[tuple[Row, Row]]:
     return [(row, twin) for row, twin in pairs if row is not None]
 
 
-def _verdict(rows: Sequence[tuple[Row, Row]]) -> str:
-    """Hits by how far they differ at most, and the price of both at the last capacity."""
-    hits = [max(row["hit_tokens"] for row in pair) for pair in rows]
-    worth = [pair for pair, most in zip(rows, hits, strict=True) if most > max(hits) / 10]
-    if not worth or not max(hits):
+def _verdict(rows: Sequence[tuple[Row, Row]], knee: Row | None) -> str:
+    """Hits at the knee and at the largest capacity, by how far they differ at most, and the price."""
+    serving = [pair for pair in rows if not any(row["rejected"] for row in pair)] or list(rows)
+    if not any(row["hit_tokens"] for pair in serving for row in pair):
         return f"neither finds a hit. {_price(*rows[-1])}"
-    most, least = (pick(worth, key=_gain) for pick in (max, min))
-    if _gain(most) < ALIKE and _gain(least) > -ALIKE:
-        text = f"as many hit tokens within {ALIKE:.1%}: the block hash suffices"
-    elif most is least or len(worth) == 1:
-        text = _more(most)
-    else:
-        ends = [one for one in (most, least) if abs(_gain(one)) >= ALIKE]
-        text = ", ".join(f"{_more(one)} at {capacity(one[1])}" for one in ends)
+    if all(abs(_gain(pair)) < ALIKE for pair in serving):
+        return (
+            f"as many hit tokens within {ALIKE:.1%}: the block hash suffices. {_price(*rows[-1])}"
+        )
+    told = [serving[-1]]
+    if knee is not None:
+        told.insert(
+            0,
+            min(
+                serving, key=lambda pair: abs(pair[0]["capacity_blocks"] - knee["capacity_blocks"])
+            ),
+        )
+    told = [pair for place, pair in enumerate(told) if pair is not told[place - 1] or not place]
+    text = ", ".join(f"{_more(pair)} at {capacity(pair[1])}" for pair in told)
+    far = max(serving, key=lambda pair: abs(_gain(pair)))
+    if abs(_gain(far)) > 2 * max(abs(_gain(pair)) for pair in told) and abs(_gain(far)) >= ALIKE:
+        text += f"; the difference is largest, {_gain(far):+.1%}, at {capacity(far[1])}"
     return f"{text}. {_price(*rows[-1])}"
 
 
@@ -247,7 +292,8 @@ def _more(pair: tuple[Row, Row]) -> str:
     if abs(gain) < ALIKE:
         return "as many hit tokens"
     if gain < 0:
-        return f"{-gain:.1%} fewer hit tokens ({each:,.1f} a request, as it evicts whole leaves)"
+        why = "" if two["rejected"] else ", as it evicts whole leaves"
+        return f"{-gain:.1%} fewer hit tokens ({each:,.1f} a request{why})"
     by = ", by its smaller blocks" if two["block_size"] < one["block_size"] else ""
     return f"{gain:.1%} more hit tokens ({each:,.1f} a request{by})"
 

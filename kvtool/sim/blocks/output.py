@@ -1,0 +1,73 @@
+"""The output of a step in the fast engine of blocks, compiled: tokens, and who has all of them (R14)."""
+
+from __future__ import annotations
+
+from kvtool.jit import part
+from kvtool.sim.blocks.running import remove_running
+from kvtool.sim.blocks.state import State
+from kvtool.sim.blocks.tables import register, release
+from kvtool.sim.blocks.waiting import end, leave_front
+from kvtool.sim.settings import CUT, DONE, UNFINISHED
+
+
+@part
+def process(s: State) -> None:
+    """Who has computed all its tokens gets one more; who has enough of them leaves."""
+    run, requests, lists = s.run, s.requests, s.lists
+    slot = run.oldest
+    first, step = slot * (len(lists) // 2), run.batch_step[slot]
+    run.clock = max(run.clock, run.batch_end[slot])
+    run.oldest = 1 - slot
+    run.in_flight -= 1
+    followed, gap = 0, 0
+    for place in range(first, first + run.batch_places[slot]):
+        entry = lists[place].batch
+        if entry < 0 or entry & 1 == 0:
+            continue
+        at = entry >> 1
+        request = requests[at]
+        if request.status != UNFINISHED:
+            continue
+        if request.first_token_step < 0:
+            request.first_token_step, request.first_token_ns = step, run.clock
+        elif request.last_step == step - 1:
+            followed, gap = followed + 1, run.clock - request.last_ns
+        else:
+            note_gap(s, run.clock - request.last_ns, 1)
+        request.last_step, request.last_ns = step, run.clock
+        count_token(s, at, step)
+    if followed > 0:
+        note_gap(s, gap, followed)
+
+
+@part
+def note_gap(s: State, gap: int, weight: int) -> None:
+    """So many requests had their last token so long ago."""
+    told = s.steps[s.run.gaps_kept]
+    told.gap, told.weight = gap, weight
+    s.run.gaps_kept += 1
+
+
+@part
+def count_token(s: State, at: int, step: int) -> None:
+    """One more token of a request, which ends with its last."""
+    run, request = s.run, s.requests[at]
+    request.generated += 1
+    in_advance = run.most_in_flight > 1
+    if in_advance:
+        request.placeholders -= 1
+    status = UNFINISHED
+    if request.generated >= request.output:
+        status = DONE
+    elif request.prompt + request.generated >= run.max_model_len:
+        status = CUT
+    if in_advance and run.caching and request.is_running:
+        register(s, at, request.computed - request.placeholders)
+    if status == UNFINISHED:
+        return
+    if request.is_running:
+        remove_running(run, s.requests, at)
+        release(s, request)
+    else:
+        leave_front(s, at)  # preempted with its last token under way
+    end(s, at, status, step)
