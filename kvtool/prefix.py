@@ -27,11 +27,13 @@ GRID, BELOW = 12, 3
 """Capacities that are replayed where all are asked for, and those among them that not every request
 fits into."""
 POINTS = 1000
+AT_ONCE = 16
+"""Caches that are replayed in one reading: each has an entry for each block of the trace."""
 MOST_LISTED, MOST_ALONE = 5, 8
 """Prefixes that a row names; tenants that are also replayed by themselves."""
 SPAN_BLOCK = 16
 _REASONS = ("new_tokens", "rounded_tokens", "last_block_tokens", "lost_tokens", "longest_shared")
-_COSTS = ("index_s_per_request", "naming_s_per_request", "index_bytes")
+_COSTS = ("index_s_per_request", "naming_s_per_request", "index_tried_requests")
 _NOT_ASKED: Row = dict.fromkeys((
     "prefill_flops", "saved_flops", "saved_flops_share", *SECONDS, "tiers", "explained", "tree",
 ))  # fmt: skip
@@ -95,17 +97,20 @@ class Asked:
 
 
 def measure(prompts: Prompts, asked: Asked) -> list[Row]:
-    """A row a capacity, those of one kind together: the curves, then every replay in one reading."""
+    """A row a capacity, those of one kind together: the curves first, then replays, some at a time."""
     study = Study(prompts=prompts, asked=asked)
     caches = study.caches()
     found: dict[Kind, dict[int, Row]] = {kind: {} for kind in asked.kinds}
-    results = study.replay(caches)
-    alone = study.replay_alone(caches)
-    for place, (kind, cache) in enumerate(caches):
-        row = study.row(kind, cache, results[place])
-        for tenant, single in zip(row["tenants"], alone, strict=False):
-            tenant["alone_hit_rate"] = single[place].hit_rate
-        found[kind][cache.capacity_blocks] = row
+    for first in range(0, len(caches), AT_ONCE):
+        some = caches[first : first + AT_ONCE]
+        results, alone = study.replay(some), study.replay_alone(some)
+        for place, (kind, cache) in enumerate(some):
+            row = study.row(kind, cache, results[place])
+            for tenant, single in zip(row["tenants"], alone, strict=False):
+                tenant["alone_hit_rate"] = single[place].hit_rate
+            found[kind][cache.capacity_blocks] = row
+    for kind, rows in found.items():
+        rows[max(rows)] |= study.costs(kind.cache(max(rows)))
     for kind, curve in study.curves.items():
         for at, blocks in enumerate(curve.capacity_blocks.tolist() if kind in found else ()):
             found[kind].setdefault(blocks, study.curve_row(kind, curve, at))
@@ -173,13 +178,17 @@ class Study:
         from kvtool.sim.prefix.result import KNOWN, NONE
         from kvtool.sim.prefix.shared import Shared
 
-        sizes = sorted({kind.block_size for kind in self.asked.kinds})
-        for kind in self.asked.kinds:
-            known = kind.cache_outputs == KNOWN
-            self.shared[known] = Shared(block_sizes=sizes, outputs=KNOWN if known else NONE)
+        if self.shared:
+            watched: list[Shared] = []  # they know it from the first caches
+        else:
+            sizes = sorted({kind.block_size for kind in self.asked.kinds})
+            for kind in self.asked.kinds:
+                known = kind.cache_outputs == KNOWN
+                self.shared[known] = Shared(block_sizes=sizes, outputs=KNOWN if known else NONE)
+            watched = list(self.shared.values())
 
         def watch(requests: Any, keys: Any, of: Any) -> bool:
-            return any([one.feed(requests, keys, of) for one in self.shared.values()])
+            return any([one.feed(requests, keys, of) for one in watched])
 
         return replay_all(
             [cache for _, cache in caches], self.prompts,
@@ -215,7 +224,8 @@ class Study:
             "evicted_leaves": result.evicted_leaves,
             "cached_blocks": result.cached_blocks,
             **self._reasons(kind, result.hit_tokens),
-            **_costs(kind, result),
+            **dict.fromkeys(_COSTS),
+            "index_bytes": result.index_bytes,
             "tenants": self._tenants(result),
             "prefixes": self._prefixes(kind),
             **_NOT_ASKED,
@@ -226,11 +236,17 @@ class Study:
             row["tiers"] = tier_rows(
                 self.prompts, cache, asked.tiers, result.queried_tokens, asked.prefill
             )
-        if asked.explained is not None:
+        if asked.explained is not None and asked.explained <= result.requests:
             row["explained"] = explain(self.prompts, cache, asked.explained)
         if asked.with_tree and kind.index == "radix":
             row["tree"] = drawn_tree(self.prompts, cache)
         return row
+
+    def costs(self, cache: Cache) -> Row:
+        """What the index takes a request, tried on the first ones."""
+        from kvtool.sim.prefix.costs import seconds_per_request
+
+        return dict(zip(_COSTS, seconds_per_request(cache, next(iter(self.prompts))), strict=True))
 
     def curve_row(self, kind: Kind, curve: HitCurve, at: int) -> Row:
         """Of a point of a curve: what only a replay tells is null."""
@@ -246,6 +262,7 @@ class Study:
             "cached_blocks": None,
             **self._reasons(kind, hits),
             **dict.fromkeys(_COSTS),
+            "index_bytes": None,
             "tenants": None,
             "prefixes": None,
             **_NOT_ASKED,
@@ -326,17 +343,3 @@ class Study:
                 "evicted_blocks_of": dict(zip(names, row[TAKEN:], strict=False)),
             })  # fmt: skip
         return found
-
-
-def _costs(kind: Kind, result: PrefixResult) -> Row:
-    """What the index takes: its own work on our keys, and naming or comparing the tokens."""
-    from kvtool.sim.prefix.naming import block_naming_s, token_comparing_s
-
-    count = max(1, result.requests)
-    if kind.index == "hash":
-        naming_s = result.queried_tokens // kind.block_size * block_naming_s(kind.block_size)
-    else:
-        naming_s = result.hit_tokens * token_comparing_s()
-    return dict(
-        zip(_COSTS, (result.cpu_s / count, naming_s / count, result.index_bytes), strict=True)
-    )

@@ -9,83 +9,118 @@ from kvtool.prompts import Prompts
 from kvtool.run import Row
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from kvtool.sim.prefix.replay import Cache
     from kvtool.trace_blocks import HashedRequests
 
-REJECTED, LOST, LAST_BLOCK, ROUNDED, NEW = "rejected", "lost", "last block", "rounded", "new"
-"""What ends a hit, as in kvtool.sim.prefix.shared, or that the request is larger than the cache."""
+    Counts = NDArray[np.int64]
+
+REJECTED, LOST, UNSERVED, LAST_BLOCK, ROUNDED, NEW = (
+    "rejected", "lost", "unserved", "last block", "rounded", "new",
+)  # fmt: skip
+"""What ends a hit: the request is larger than the cache; the next block was evicted; who had it was
+rejected itself; it is that of the last token; what is shared fills no block; nobody had it."""
 
 
 def explain(prompts: Prompts, cache: Cache, number: int) -> Row:
     """What the request of that number (from 1) found in a cache, and what ended the hit.
 
-    `last_request` had the first token that was no hit, after the same tokens; None: nobody.
-    `needed_blocks` is the least capacity of a hash index by recency that finds all there is to find
-    and has room for every request so far; None if there is nothing.
+    `last_request` is the last one that was served and had the next block after the same ones; None:
+    nobody. `needed_blocks` is the least capacity of a hash index by recency that finds all there is to
+    find and has room for every request so far; None if there is nothing, or it is not known.
     """
-    from kvtool.sim.prefix.blocks import ids_per_key, in_blocks_of
-    from kvtool.sim.prefix.curve import StackDistances
-    from kvtool.sim.prefix.grid import steps_of
-    from kvtool.sim.prefix.keys import Keys
-    from kvtool.sim.prefix.replay import start
-    from kvtool.sim.prefix.result import KNOWN, NONE
-    from kvtool.sim.prefix.shared import Shared
+    from kvtool.sim.prefix.grid import replay_all
 
-    size, keys, run = cache.block_size, Keys(), start(cache, with_hits=True)
-    run.keys = keys
-    shared = Shared(block_sizes=(), outputs=KNOWN if cache.cache_outputs == KNOWN else NONE)
-    stack = StackDistances(block_size=size)
-    steps_before, last_request = stack.steps, shared.last_requests(())
-    for part in _up_to(prompts, number):
-        of = keys.of(part)
-        last_request, steps_before = shared.last_requests(of.tolist()), stack.steps.copy()
-        for step in steps_of([run], part, of):
-            step()
-        shared.feed(part, keys, of)
-        blocks = in_blocks_of(size, part, of, cache_outputs=cache.cache_outputs)
-        stack.feed(blocks, keys.count * ids_per_key(part.block_size, size))
-    steps = stack.steps
-    steps[: len(steps_before)] -= steps_before  # what the last request alone adds
-    by_capacity = stack.hit_blocks
-    hits, found = int(run.hits[-1][-1]), int(by_capacity.max()) * size
-    tokens, common = shared.last
-    ends_at = max(0, hits) // prompts.block_size
+    (result,) = replay_all([cache], _up_to(prompts, number), with_hits=True)
+    hits = result.hits
+    assert hits is not None, "they were asked for"
+    tokens, overlaps = _overlaps(prompts, cache, number)
+    served = hits[: number - 1] >= 0
+    shared = int(overlaps.max(initial=0))
+    size, hit = cache.block_size, max(0, int(hits[number - 1]))
+    findable = min(shared // size, max(0, tokens - 1) // size) * size
+    having = (served & (overlaps >= hit + size)).nonzero()[0]
     return {
         "request": number,
         "prompt_tokens": tokens,
-        "hit_tokens": max(0, hits),
-        "shared_tokens": common,
-        "findable_tokens": found,
-        "ended_by": _ended_by(hits, found, common, size),
-        "last_request": last_request[ends_at] if ends_at < len(last_request) else None,
-        "needed_blocks": max(int(by_capacity.argmax()), int(stack.totals.largest))
-        if found
-        else None,
+        "hit_tokens": hit,
+        "shared_tokens": shared,
+        "findable_tokens": findable,
+        "ended_by": _ended_by(int(hits[number - 1]), findable, shared, size, bool(len(having))),
+        "last_request": int(having[-1]) + 1 if len(having) and hit < findable else None,
+        "needed_blocks": _needed(prompts, cache, number) if findable else None,
     }
 
 
-def _ended_by(hits: int, found: int, common: int, size: int) -> str:
+def _ended_by(hits: int, findable: int, shared: int, size: int, was_served: bool) -> str:
     if hits < 0:
         return REJECTED
-    if hits < found:
-        return LOST
-    if common // size * size > found:
+    if hits < findable:
+        return LOST if was_served else UNSERVED
+    if shared // size * size > findable:
         return LAST_BLOCK
-    return ROUNDED if common > found else NEW
+    return ROUNDED if shared > findable else NEW
+
+
+def _overlaps(prompts: Prompts, cache: Cache, number: int) -> tuple[int, Counts]:
+    """Tokens of the request's prompt, and how many of its first ones each earlier request begins with."""
+    import numpy as np
+
+    from kvtool.sim.prefix.blocks import outputs_of
+    from kvtool.sim.prefix.result import KNOWN
+    from kvtool.sim.prefix.shared_kernel import add_overlaps
+
+    *_, last = _up_to(prompts, number)
+    length, found = int(last.prompt_tokens[-1]), []
+    target = last.hash_ids[int(last.starts[-2]) :]
+    for requests in _up_to(prompts, number):
+        held = requests.prompt_tokens
+        if cache.cache_outputs == KNOWN:
+            held = held + outputs_of(requests, KNOWN)
+        overlaps = np.zeros(len(requests), np.int64)
+        add_overlaps(
+            requests.hash_ids, requests.starts, held, requests.block_size, target, length, overlaps
+        )
+        found.append(overlaps)
+    return length, np.concatenate(found)[:-1]
+
+
+def _needed(prompts: Prompts, cache: Cache, number: int) -> int | None:
+    """By what the last request alone adds to the hits at each capacity."""
+    from kvtool.sim.prefix.blocks import ids_per_key, in_blocks_of
+    from kvtool.sim.prefix.curve import StackDistances
+    from kvtool.sim.prefix.keys import Keys
+
+    keys, stack = Keys(), StackDistances(block_size=cache.block_size)
+    done, before = 0, stack.steps
+    for requests in _up_to(prompts, number):
+        done += len(requests)
+        last = len(requests) - 1 if done == number else len(requests)
+        for part in (requests.part(0, last), requests.part(last, len(requests))):
+            if not len(part):
+                continue
+            if done == number:
+                before = stack.steps.copy()
+            blocks = in_blocks_of(
+                cache.block_size, part, keys.of(part), cache_outputs=cache.cache_outputs
+            )
+            stack.feed(blocks, keys.count * ids_per_key(part.block_size, cache.block_size))
+    if stack.totals.given_up:
+        return None
+    stack.steps[: len(before)] -= before
+    return max(int(stack.hit_blocks.argmax()), int(stack.totals.largest))
 
 
 def _up_to(prompts: Prompts, number: int) -> Iterator[HashedRequests]:
-    """The requests up to one, which comes alone."""
+    """The requests up to one."""
     left = number
     for requests in prompts:
-        if left > len(requests):
-            yield requests
-            left -= len(requests)
-            continue
-        if left > 1:
-            yield requests.part(0, left - 1)
-        yield requests.part(left - 1, left)
-        return
+        yield requests.first(left)
+        left -= len(requests)
+        if left <= 0:
+            return
 
 
 def drawn_tree(prompts: Prompts, cache: Cache) -> list[str]:

@@ -95,26 +95,28 @@ def tier_rows(
             **_hits(result, above),
             **_moved(tier, result, above, cache.block_size),
         })  # fmt: skip
-        if prefill is not None and prefill.flops_per_s is not None:
-            rows[-1] |= _recomputed(prefill, _tokens(prompts, cache), result, above)
-            rows[-1]["saved_s"] = rows[-1]["recompute_s"] - rows[-1]["load_s"]
     if prefill is not None and prefill.flops_per_s is not None:
-        _add_means(rows, results, prefill, _tokens(prompts, cache))
+        _add_times(rows, results, prefill, _tokens(prompts, cache))
     for row in rows:
         row["hit_rate"] = row["hit_tokens"] / queried_tokens if queried_tokens else 0.0
     return rows
 
 
-def _add_means(
+def _add_times(
     rows: list[Row], results: Sequence[PrefixResult], prefill: Prefill, tokens: Counts
 ) -> None:
-    """The mean prefill with the hits of a tier and all above, loading included."""
-    load_s = 0.0
+    """Seconds of computing what a tier found instead, what that saves, and the mean prefill with its
+    hits and those of all above, loading included."""
+    load_s = before_s = 0.0
     for row, result in zip(rows, results, strict=True):
         assert result.hits is not None, "tiers are replayed with the hits of each request"
-        load_s += row["load_s"] or 0.0
-        spent = float(arithmetic.seconds(prefill, tokens, result.hits).sum()) + load_s
-        row["prefill_s_mean"] = spent / max(1, len(tokens))
+        spent_s = float(arithmetic.seconds(prefill, tokens, result.hits).sum())
+        if row["load_s"] is not None:
+            row["recompute_s"] = before_s - spent_s
+            row["saved_s"] = row["recompute_s"] - row["load_s"]
+            load_s += row["load_s"]
+        row["prefill_s_mean"] = (spent_s + load_s) / max(1, len(tokens))
+        before_s = spent_s
 
 
 def _hits(result: PrefixResult, above: PrefixResult | None = None) -> Row:
@@ -137,16 +139,6 @@ def _moved(tier: Tier, result: PrefixResult, above: PrefixResult, block_size: in
         "load_s": read / tier.bytes_per_s,
         "write_s": written / tier.bytes_per_s,
     }
-
-
-def _recomputed(prefill: Prefill, tokens: Counts, result: PrefixResult, above: PrefixResult) -> Row:
-    """Seconds of computing what was found here instead."""
-    assert prefill.flops_per_s is not None, "only a GPU takes seconds"
-    assert result.hits is not None, "tiers are replayed with the hits of each request"
-    assert above.hits is not None, "and so is what is above them"
-    without = arithmetic.flops(prefill, tokens, above.hits)
-    spared = without - arithmetic.flops(prefill, tokens, result.hits)
-    return {"recompute_s": float(spared.sum()) / (prefill.flops_per_s * prefill.efficiency)}
 
 
 def _fitting(prompts: Prompts, cache: Cache) -> Iterator[HashedRequests]:

@@ -34,6 +34,8 @@ class Prompts:
     progress: Progress = lambda done: None
     made: Sharing | None = None
     trace: HashedTrace | None = None
+    longest: int = 0
+    """Tokens of the longest prompt that was read."""
     _kept: list[HashedRequests] = field(default_factory=list)
     _is_whole: bool = False
     _names: int = 0
@@ -81,6 +83,7 @@ class Prompts:
         self._kept, self._names = [], 0
         for requests in self.chunks(self.progress):
             self._names += len(requests.hash_ids)
+            self.longest = max(self.longest, int(requests.prompt_tokens.max(initial=0)))
             if self._names <= MOST_KEPT:
                 self._kept.append(requests)
             else:

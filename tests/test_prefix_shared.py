@@ -30,12 +30,16 @@ class Seen(Shared):
     """With what was found of each request."""
 
     def feed(self, requests: HashedRequests, keys: Keys, of: Any) -> bool:
-        self.found = getattr(self, "found", [])
+        self.found: list[int] = getattr(self, "found", [])
         for index in range(len(requests)):
-            one = requests.part(index, index + 1)
+            one, before = requests.part(index, index + 1), self.num_new()
             kept = super().feed(one, keys, of[requests.starts[index] : requests.starts[index + 1]])
-            self.found.append(self.last[1])
+            self.found.append(int(one.prompt_tokens[0]) - self.num_new() + before)
         return kept
+
+    def num_new(self) -> int:
+        """Tokens that were new so far."""
+        return self.reasons(1).new if self.num_requests else 0
 
 
 def looked_at(requests: HashedRequests, *many: Cache, outputs: str = "none", chunk: int = 7) -> Any:

@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from kvtool import catalog
 from kvtool.errors import KvtoolError, usage_error
+from kvtool.model import read_model
 from kvtool.model_pool import Fit, tokens_of
 from kvtool.prefill import Prefill, prefill_of
 from kvtool.prefix import Room
@@ -15,6 +17,9 @@ from kvtool.units import parse_bytes, parse_counts
 
 ALL, ON_GPU = "all", "gpu"
 MOST_BLOCKS = 2**31 - 1
+ANY_MEMORY = "1024TiB"
+"""A token's bytes are asked for, whatever the memory."""
+_MEMORY = re.compile(r"gpu|[0-9.]+\s*[a-z]*b")
 _TIER = re.compile(r"([a-z0-9_-]{1,20})=([^@=,]+)@([^@=,/]+)/s")
 
 
@@ -22,23 +27,15 @@ def words_in(typed: str) -> list[str]:
     return [word.strip().lower() for word in typed.split(",")]
 
 
-def model_of(given: Mapping[str, Any], notes: list[str]) -> tuple[Fit | None, Prefill | None]:
-    """Bytes of a token, and what its prefill computes where that is known."""
+def model_of(
+    given: Mapping[str, Any], notes: list[str]
+) -> tuple[Fit | None, Prefill | None, int | None]:
+    """Bytes of a token, what its prefill computes, and the maximum context, each where it is known."""
     if given["model"] is None:
-        return None, None
+        return None, None, None
     load = _loader()
-    on_gpu = ON_GPU in words_in(given["capacity"])
-    if on_gpu and given["gpu"] is None:
-        raise usage_error("--capacity gpu is what a GPU has left", "add --gpu h100")
     words = {name: given[name] for name in ("kv_dtype", "dtype", "tp")}
-    device = {
-        "gpu": given["gpu"],
-        "weights": given["weights"],
-        "gpu_memory_utilization": given["gpu_memory_utilization"],
-    }
-    memory = dict.fromkeys(device) if not on_gpu else device
-    fit = _fit(load, given, on_gpu, words, memory)
-    notes += fit.notes
+    fit = _fit(load, given, words, notes)
     try:
         prefill = prefill_of(
             load, given["model"], gpu=given["gpu"], weights=given["weights"],
@@ -48,28 +45,46 @@ def model_of(given: Mapping[str, Any], notes: list[str]) -> tuple[Fit | None, Pr
         if error.code not in ("prefill_not_counted", "weights_not_counted"):
             raise
         notes.append(f"no FLOPs, no time: {error.message}")
-        return fit, None
+        return fit, None, None
     if given["gpu"] is not None:
         notes += [note for note in prefill.notes if note not in notes]
-    return fit, prefill
+    return fit, prefill, _max_context(load(given["model"]))
+
+
+def _max_context(loaded: Any) -> int | None:
+    shape = read_model(loaded.config, catalog.class_defaults()["types"])
+    return shape.max_context if shape.max_context_stated else None
 
 
 def _fit(
-    load: Callable[[str], Any], given: Mapping[str, Any], on_gpu: bool,
-    words: Mapping[str, Any], memory: Mapping[str, Any],
-) -> Fit:  # fmt: skip
-    """Bytes of a token on one GPU; with --capacity gpu the tokens that it has room for, too."""
+    load: Callable[[str], Any], given: Mapping[str, Any], words: Mapping[str, Any], notes: list[str]
+) -> Fit | None:
+    """Bytes of a token on one GPU; with --capacity gpu the tokens that it has room for, too.
+
+    None where tokens do not cost all the same and nothing is asked for in bytes.
+    """
+    asked = words_in(given["capacity"])
+    on_gpu = ON_GPU in asked
+    if on_gpu and given["gpu"] is None:
+        raise usage_error("--capacity gpu is what a GPU has left", "add --gpu h100")
+    device = {name: given[name] for name in ("gpu", "weights", "gpu_memory_utilization")}
     try:
-        return tokens_of(
-            load=load, model=given["model"], kv_memory=None if on_gpu else "1024TiB", **memory,
+        found = tokens_of(
+            load=load, model=given["model"], kv_memory=None if on_gpu else ANY_MEMORY,
+            **(device if on_gpu else dict.fromkeys(device)),
             **{**words, "tp": words["tp"] or _ranks(given["gpu"])},
         )  # fmt: skip
     except KvtoolError as error:
         if error.code != "tokens_differ":
             raise
+        if given["tiers"] is None and not any(_MEMORY.fullmatch(word) for word in (*asked,)):
+            notes.append(f"no bytes: {error.message}")
+            return None
         raise KvtoolError(
-            error.message, "leave out --model, and give --capacity in blocks", code=error.code
+            error.message, "give --capacity in blocks, and leave out --tiers", code=error.code
         ) from error
+    notes += found.notes
+    return found
 
 
 def _ranks(gpu: str | None) -> str | None:
@@ -100,7 +115,7 @@ def rooms_of(given: Mapping[str, Any], fit: Fit | None) -> tuple[list[Room], boo
                     "add --model llama-3-8b --gpu h100",
                 )
             rooms.append(Room(tokens=fit.tokens))
-        elif re.fullmatch(r"[0-9.]+\s*[a-z]*b", word.lower()):
+        elif _MEMORY.fullmatch(word.lower()):
             rooms.append(Room(tokens=_tokens_in(word, fit)))
         else:
             counts = parse_counts(word, name="--capacity", high=MOST_BLOCKS)

@@ -9,6 +9,7 @@ from kvtool.prefix import measure
 from kvtool.prompts import Prompts
 from kvtool.run import Row
 from kvtool.sim.prefix.replay import compiles
+from kvtool.sim.prefix.shared import MOST_BLOCKS
 
 
 def run_all(words: Words, out: Output) -> tuple[list[Row], list[str], KvtoolError | None]:
@@ -41,6 +42,16 @@ def _run(words: Words, prompts: Prompts, out: Output) -> list[Row]:
         if any(compiles(kind.cache(1)) for kind in asked.kinds):
             out.aside("compiling the replays, once on this machine: about 10 s")
         rows = measure(prompts, asked)
+    if any(row["new_tokens"] is None for row in rows):
+        out.note(
+            f"{prompts.name}: more than {MOST_BLOCKS:,} different blocks, so why tokens are no hits is not "
+            "known, nor the ceiling"
+        )
+    if words.max_context is not None and prompts.longest > words.max_context:
+        out.note(
+            f"{asked.model}: prompts have up to {prompts.longest:,} tokens, more than its "
+            f"{words.max_context:,}: what theirs cost is by formula"
+        )
     if asked.explained is not None and rows[0]["requests"] < asked.explained:
         raise usage_error(
             f"--explain-request {asked.explained:,}: {prompts.name} has "

@@ -44,6 +44,8 @@ class Words:
     rooms: Sequence[Room]
     all_rooms: bool
     model: Fit | None
+    max_context: int | None
+    """Of the model, where its config states one."""
     prefill: Prefill | None
     tiers: tuple[Tier, ...]
     points: int
@@ -57,13 +59,19 @@ class Words:
             rooms=self.rooms_in(prompts),
             all_rooms=self.all_rooms,
             points=self.points,
-            model=self.model.model if self.model else None,
+            model=self.model_name,
             bytes_per_token=self.model.bytes_per_token if self.model else None,
             prefill=self.prefill,
             tiers=self.tiers,
             with_tree=self.given["show_tree"],
             explained=self.explained,
         )
+
+    @property
+    def model_name(self) -> str | None:
+        """As its config or preset has it."""
+        known = self.model or self.prefill
+        return known.model if known else None
 
     def kinds(self, prompts: Prompts) -> list[Kind]:
         """Index × policy × block size × outputs, in the order given."""
@@ -95,7 +103,7 @@ def parse(given: Mapping[str, Any]) -> Words:
     """The options as typed; every word is understood before a trace or a config is read."""
     _check(given)
     notes: list[str] = []
-    fit, prefill = model_of(given, notes)
+    fit, prefill, max_context = model_of(given, notes)
     rooms, all_rooms = rooms_of(given, fit)
     explained = given["explain_request"]
     number = None if explained is None else parse_count(explained, name="--explain-request")
@@ -105,6 +113,7 @@ def parse(given: Mapping[str, Any]) -> Words:
         rooms=rooms,
         all_rooms=all_rooms,
         model=fit,
+        max_context=max_context,
         prefill=prefill,
         tiers=tiers_of(given["tiers"], fit),
         points=parse_count(given["points"], name="--points", high=MOST_POINTS),

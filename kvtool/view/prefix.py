@@ -81,12 +81,7 @@ def _table(many: Sequence[Series], lines: Lines, cells: Cells, title: str) -> Ta
 
 
 def _share_of(name: str) -> Callable[[Row], str]:
-    def cell(row: Row) -> str:
-        if row[name] is None:
-            return "–"
-        return f"{row[name] / row['queried_tokens']:.2%}" if row["queried_tokens"] else "–"
-
-    return cell
+    return lambda row: _of_all(row[name], row)
 
 
 _SHARES: Cells = {
@@ -116,13 +111,17 @@ _EXPLAINED: Cells = {
 def _reach(many: Sequence[Series]) -> Cells:
     """The capacities that find so much of what can be found, and the knee."""
     of = {id(one.rows[-1]): one for one in many}
-    cells: Cells = {
-        "ceiling": lambda row: f"{of[id(row)].ceiling / max(1, row['queried_tokens']):.2%}"
-    }
+    cells: Cells = {"ceiling": lambda row: _of_all(of[id(row)].ceiling, row)}
     for share in (0.5, 0.9, 0.99):
         cells[f"{share:.0%} of it"] = _at(of, share)
     cells["knee"] = lambda row: capacity(knee) if (knee := of[id(row)].knee) else "–"
     return cells
+
+
+def _of_all(tokens: int | None, row: Row) -> str:
+    """A share of all prompt tokens."""
+    known = tokens is not None and row["queried_tokens"]
+    return f"{tokens / row['queried_tokens']:.2%}" if known else "–"
 
 
 def _at(of: Mapping[int, Series], share: float) -> Callable[[Row], str]:
@@ -197,14 +196,19 @@ def _share_found(one: Series, row: Row | None) -> str:
     return "–" if row is None or not one.ceiling else f"{row['hit_tokens'] / one.ceiling:.1%}"
 
 
+def _known(seconds: float | None) -> str:
+    return "–" if seconds is None else format_seconds(seconds)
+
+
 def _each(row: Row) -> str:
     tokens = row["cached_blocks"] * row["block_size"]
     return f"{row['index_bytes'] / tokens:.2f} B" if tokens else "–"
 
 
 _COSTS: Cells = {
-    "index, a request": lambda row: format_seconds(row["index_s_per_request"]),
-    "naming, a request": lambda row: format_seconds(row["naming_s_per_request"]),
+    "a request": lambda row: _known(row["index_s_per_request"]),
+    "naming blocks": lambda row: _known(row["naming_s_per_request"] or None),
+    "requests tried": lambda row: number(row["index_tried_requests"]),
     "index memory": lambda row: format_bytes(row["index_bytes"]),
     "a cached token": _each,
 }

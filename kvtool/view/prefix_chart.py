@@ -43,8 +43,9 @@ def _rates(series: Sequence[Series]) -> Chart:
         lines.append(replace(_line("knee", [knee], name), joined=False))
     levels: dict[str, float] = {}
     for one in series:
-        share = 100 * one.ceiling / max(1, one.rows[-1]["queried_tokens"])
-        levels[f"ceiling {share:.1f}"] = share
+        if one.ceiling is not None:
+            share = 100 * one.ceiling / max(1, one.rows[-1]["queried_tokens"])
+            levels[f"ceiling {share:.1f}"] = share
     model = one.rows[0]["model"]
     title = f"Prefix cache hit rate: {one.prompts}{f', {model}' if model else ''}"
     return Chart(

@@ -26,12 +26,12 @@ class Series:
         return [row for row in self.rows if row["tenants"] is not None]
 
     @property
-    def ceiling(self) -> int:
-        """Hits of a cache without end; where that is not known, the most that were found."""
+    def ceiling(self) -> int | None:
+        """Hits of a cache without end, where that is known."""
         last = self.rows[-1]
-        if last["lost_tokens"] is not None:
-            return int(last["hit_tokens"] + last["lost_tokens"])
-        return int(max(row["hit_tokens"] for row in self.rows))
+        if last["lost_tokens"] is None:
+            return None
+        return int(last["hit_tokens"] + last["lost_tokens"])
 
     @property
     def has_curve(self) -> bool:
@@ -45,6 +45,8 @@ class Series:
 
     def reaching(self, share: float) -> Row | None:
         """The least capacity with so much of what can be found."""
+        if not self.ceiling:
+            return None
         wanted = share * self.ceiling
         return next((row for row in self.serving if row["hit_tokens"] >= wanted), None)
 

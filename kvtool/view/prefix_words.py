@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from kvtool.run import Row
@@ -15,8 +16,8 @@ DENOMINATOR = (
 )
 MOST_ASKED = 4
 MEANING = (
-    "Lost: evicted before they came again. Rounded: shared, but no full block. Last block: that of the "
-    "last token is always computed. New: no prompt had them before."
+    "Lost: evicted before they came again, or never cached since their request did not fit. Rounded: shared, "
+    "but no full block. Last block: that of the last token is always computed. New: no prompt had them before."
 )
 ALIKE = 0.005
 """Hit tokens that differ by less count as the same."""
@@ -39,7 +40,7 @@ def sentences(many: Sequence[Series]) -> list[str]:
 def _memory(many: Sequence[Series]) -> list[str]:
     """Whose bytes they are."""
     row = many[0].rows[0]
-    if row["model"] is None:
+    if row["bytes_per_token"] is None:
         return []
     return [f"Memory is that of {row['model']}: {row['bytes_per_token']:,} B a token on a GPU."]
 
@@ -115,9 +116,14 @@ def _reason(row: Row) -> str:
             "Give it more."
         )
     if row["lost_tokens"]:
+        gone = (
+            "evicted before they come again"
+            if row["evicted_blocks"]
+            else "of requests that do not fit"
+        )
         return (
-            f"capacity. A cache without end would find {row['lost_tokens']:,} tokens; here they are evicted "
-            "before they come again. --capacity all says how much it takes."
+            f"capacity. A cache without end would find {row['lost_tokens']:,} tokens; here they are {gone}. "
+            "--capacity all says how much it takes."
         )
     if row["last_block_tokens"]:
         return (
@@ -158,6 +164,7 @@ def _end(found: Row, row: Row) -> str:
     ends = {
         "rejected": f"It is larger than the cache of {counted(row['capacity_blocks'], 'block')}, and rejected.",
         "lost": f"{after}: the next block had been cached, and was evicted.",
+        "unserved": f"{after}: who had the next block did not fit into the cache, and was rejected.",
         "last block": f"{after}: the block of the last token is always computed.",
         "rounded": f"{after}: what is shared beyond does not fill a block of {size:,}.",
         "new": f"{after}: no earlier prompt goes on like this one."
@@ -167,7 +174,7 @@ def _end(found: Row, row: Row) -> str:
     text = ends[found["ended_by"]]
     if found["ended_by"] == "lost" and last is not None:
         text += f" Request {last:,} was the last to have it, {found['request'] - last:,} requests before."
-    if found["ended_by"] in ("lost", "rejected") and found["needed_blocks"]:
+    if found["ended_by"] in ("lost", "rejected", "unserved") and found["needed_blocks"]:
         blocks = found["needed_blocks"]
         memory = blocks * size * row["bytes_per_token"] if row["bytes_per_token"] else None
         text += (
@@ -274,15 +281,21 @@ def _verdict(rows: Sequence[tuple[Row, Row]], knee: Row | None) -> str:
     told = [pair for place, pair in enumerate(told) if pair is not told[place - 1] or not place]
     text = ", ".join(f"{_more(pair)} at {capacity(pair[1])}" for pair in told)
     far = max(serving, key=lambda pair: abs(_gain(pair)))
-    if abs(_gain(far)) > 2 * max(abs(_gain(pair)) for pair in told) and abs(_gain(far)) >= ALIKE:
+    if (
+        math.isfinite(_gain(far))
+        and abs(_gain(far)) > 2 * max(abs(_gain(pair)) for pair in told)
+        and abs(_gain(far)) >= ALIKE
+    ):
         text += f"; the difference is largest, {_gain(far):+.1%}, at {capacity(far[1])}"
     return f"{text}. {_price(*rows[-1])}"
 
 
 def _gain(pair: tuple[Row, Row]) -> float:
-    """Hit tokens of the tree beyond the hash's, as a share of these."""
+    """Hit tokens of the tree beyond the hash's, as a share of these; infinite where the hash has none."""
     one, two = pair
-    return float((two["hit_tokens"] - one["hit_tokens"]) / max(1, one["hit_tokens"]))
+    if not one["hit_tokens"]:
+        return math.inf if two["hit_tokens"] else 0.0
+    return float(two["hit_tokens"] / one["hit_tokens"] - 1)
 
 
 def _more(pair: tuple[Row, Row]) -> str:
@@ -294,18 +307,23 @@ def _more(pair: tuple[Row, Row]) -> str:
     if gain < 0:
         why = "" if two["rejected"] else ", as it evicts whole leaves"
         return f"{-gain:.1%} fewer hit tokens ({each:,.1f} a request{why})"
+    if math.isinf(gain):
+        return f"the hash finds none, the tree {each:,.1f} hit tokens a request"
     by = ", by its smaller blocks" if two["block_size"] < one["block_size"] else ""
     return f"{gain:.1%} more hit tokens ({each:,.1f} a request{by})"
 
 
 def _price(one: Row, two: Row) -> str:
-    """Time and memory of both."""
-    costs = [row["index_s_per_request"] + row["naming_s_per_request"] for row in (one, two)]
+    """Time and memory of both, as tried in Python on the first requests."""
+    kept = f"They keep {format_bytes(one['index_bytes'])} and {format_bytes(two['index_bytes'])}"
+    costs = [row["index_s_per_request"] for row in (one, two)]
+    if None in costs:
+        return f"{kept}."
     text = (
-        f"A request takes the hash {format_seconds(costs[0])}, of it {format_seconds(one['naming_s_per_request'])} "
-        f"to name blocks, and the tree {format_seconds(costs[1])}"
+        f"Tried in Python, a request takes the hash {format_seconds(costs[0])}, of it "
+        f"{format_seconds(one['naming_s_per_request'])} to name blocks, and the tree {format_seconds(costs[1])}"
     )
     prefill = two["uncached_prefill_s_mean"]
     if prefill:
-        text += f": {costs[0] / prefill:.3%} and {costs[1] / prefill:.3%} of its prefill"
-    return f"{text}; they keep {format_bytes(one['index_bytes'])} and {format_bytes(two['index_bytes'])}."
+        text += f": {costs[0] / prefill:.2%} and {costs[1] / prefill:.2%} of its prefill"
+    return f"{text}. {kept}."

@@ -4,7 +4,8 @@ The tokens of a prompt are hits, or they are not for one of four reasons, in thi
 - new: no request before had them after the same tokens.
 - rounded: they are shared, but do not fill a block.
 - last block: they fill the block of the prompt's last token, which is always computed.
-- lost: they would be hits in a cache without end; this one had evicted them, or never held them.
+- lost: they would be hits in a cache without end; this one had evicted them, or never held them, because
+  the request that had them was rejected.
 """
 
 from __future__ import annotations
@@ -75,15 +76,13 @@ class Shared:
     given_up: bool = False
     num_requests: int = 0
     keys: Keys | None = None
-    last: tuple[int, int] = (0, 0)
-    """Of the last request: its tokens, and how many of them were there before."""
     _sums: dict[int, Reasons] = field(default_factory=dict)
 
     def feed(self, requests: HashedRequests, keys: Keys, of: Ints) -> bool:
         """The next requests; whether their keys must be kept."""
         self.given_up = self.given_up or keys.count > MOST_BLOCKS
-        if self.given_up:
-            self.known = self.known[:0]
+        if self.given_up:  # what was remembered of the trace's beginning is no use
+            self.known, self.keys = np.zeros(0, KNOWN).view(np.recarray), None
             return False
         self.keys = keys
         if keys.count > len(self.known):
@@ -99,18 +98,10 @@ class Shared:
             requests.block_size, self.num_requests, shared,
         )  # fmt: skip
         self.num_requests += len(requests)
-        if len(requests):
-            self.last = int(requests.prompt_tokens[-1]), int(shared[-1])
         for size in self.block_sizes:
             more = _reasons(requests.prompt_tokens, shared, size)
             self._sums[size] = more + self._sums[size] if size in self._sums else more
         return True
-
-    def last_requests(self, of: Sequence[int]) -> list[int | None]:
-        """The last request so far, counted from 1, that had each of these blocks after the same ones."""
-        known = [self.known[key] for key in of if key < len(self.known)]
-        found = [int(one.last) + 1 if one.requests else None for one in known]
-        return found + [None] * (len(of) - len(found))
 
     def reasons(self, block_size: int) -> Reasons:
         """Of all prompts so far, in blocks of this size."""

@@ -56,3 +56,15 @@ def find_runs(known: Any, before: Any, count: int, runs: Any) -> None:
             runs[key].start = runs[key].end = start
         runs[block.run].end += block.extent
         runs[block.run].reused += block.reused
+
+
+@compiled
+def add_overlaps(
+    ids: Any, starts: Any, held: Any, size: int, target: Any, length: int, overlaps: Any
+) -> None:
+    """How many of the first `length` tokens, whose blocks are `target`, each request begins with."""
+    for request in range(len(held)):
+        first, most, at = starts[request], min(held[request], length), 0
+        while at * size < most and ids[first + at] == target[at]:
+            at += 1
+        overlaps[request] = min(at * size, most)
