@@ -1,4 +1,4 @@
-"""What a prefill computes, how long that takes, and what loading its cache instead would take.
+"""What a prefill computes, how long that takes, and how fast a link must be to load its cache instead.
 
 FLOPs are two a multiply-add: the layers' matrices for every computed token (2·N: Kaplan et al. 2020,
 arXiv 2001.08361, section 2.1), the head for the last token alone, and causal attention, whose scores
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvtool import catalog
-from kvtool.cache import CacheLayout, token_bytes
+from kvtool.cache import CacheLayout
 from kvtool.dtypes import DTYPES, MODEL_DTYPES, dtype_named, parse_kv_dtype
 from kvtool.engines import ideal
 from kvtool.errors import KvtoolError, usage_error
@@ -53,8 +53,6 @@ class Attention:
     v_head_dim: int
     window: int | None
     """Most tokens that a token sees, itself included; None: all before it."""
-    token_bytes: int
-    """KV cache of one token in one layer, whole model."""
 
     @property
     def pair_flops(self) -> int:
@@ -77,14 +75,11 @@ class Prefill:
     attention: tuple[Attention, ...]
     bytes_per_token: int
     """KV cache of one token, all layers, whole model."""
-    rank_bytes_per_token: int
-    """The same on the fullest tensor-parallel rank."""
     weights_bytes: int
     """Of the whole model, the embedding table included."""
     efficiency: float = EFFICIENCY
     """Share of `flops_per_s` that is reached: an estimate."""
     gpu: str | None = None
-    num_gpus: int | None = None
     flops_per_s: float | None = None
     """Dense peak in the dtype (fp16 or bf16), the ranks of one replica together."""
     bandwidth_bytes_per_s: float | None = None
@@ -150,24 +145,6 @@ def seconds(prefill: Prefill, tokens: Counts, cached: Counts) -> Floats:
         end > start, np.maximum(computed, prefill.weights_bytes / bandwidth), 0.0
     )
     return alone
-
-
-def load_seconds(prefill: Prefill, tokens: Counts, bytes_per_s: float) -> Floats:
-    """Seconds in which a link of that many bytes a second moves the cache of so many tokens.
-
-    The whole model's cache, once: the link is that of all ranks together. A window layer's cache is
-    no more than its window. Latency is left out.
-    """
-    if not bytes_per_s > 0:
-        raise ValueError(f"a link of {bytes_per_s} bytes a second")
-    import numpy as np
-
-    end, _ = _as_floats(tokens, np.zeros_like(tokens))
-    size: Floats = np.zeros_like(end)
-    for layers in prefill.attention:
-        held = end if layers.window is None else np.minimum(end, layers.window)
-        size += layers.num_layers * layers.token_bytes * held
-    return size / bytes_per_s
 
 
 def token_flops(prefill: Prefill, context: int = 0) -> int:
@@ -261,7 +238,6 @@ def _on_gpus(prefill: Prefill, gpus: Gpus) -> Prefill:
     return replace(
         prefill,
         gpu=preset.id,
-        num_gpus=gpus.count,
         flops_per_s=tflops * 1e12 * gpus.tp,
         bandwidth_bytes_per_s=preset.bandwidth_gb_s * 1e9 * gpus.tp,
         notes=(*prefill.notes, *notes),
@@ -271,7 +247,6 @@ def _on_gpus(prefill: Prefill, gpus: Gpus) -> Prefill:
 def _of_model(loaded: LoadedConfig, layout: CacheLayout, given: int | None) -> Prefill:
     """The model's own part, its weights as given or as counted."""
     counted, weights, notes = _weights(loaded, layout, given)
-    token = ideal.size(layout, context=1, encoder=0)
     return Prefill(
         model=loaded.name,
         dtype=layout.dtype.name,
@@ -280,8 +255,7 @@ def _of_model(loaded: LoadedConfig, layout: CacheLayout, given: int | None) -> P
         parameters=counted.matrices,
         head_parameters=counted.head,
         attention=_attention(layout),
-        bytes_per_token=token.bytes,
-        rank_bytes_per_token=token.rank_bytes,
+        bytes_per_token=ideal.size(layout, context=1, encoder=0).bytes,
         weights_bytes=weights,
         notes=notes,
     )
@@ -290,14 +264,12 @@ def _of_model(loaded: LoadedConfig, layout: CacheLayout, given: int | None) -> P
 def _attention(layout: CacheLayout) -> tuple[Attention, ...]:
     """Layers that are alike together, in the order in which they first come."""
     alike = Counter(
-        (e.query_heads, e.mha_k_dim, e.mha_v_dim, e.span or e.window, token_bytes(layout, e))
-        for e in layout.shape.layers
+        (e.query_heads, e.mha_k_dim, e.mha_v_dim, e.span or e.window) for e in layout.shape.layers
     )
     return tuple(
-        Attention(num_layers=n, query_heads=heads, k_head_dim=k, v_head_dim=v,
-                  window=window, token_bytes=size)
-        for (heads, k, v, window, size), n in alike.items()
-    )  # fmt: skip
+        Attention(num_layers=n, query_heads=heads, k_head_dim=k, v_head_dim=v, window=window)
+        for (heads, k, v, window), n in alike.items()
+    )
 
 
 def _check_counted(loaded: LoadedConfig, shape: ModelShape) -> None:

@@ -72,16 +72,3 @@ class HashedRequests:
             starts=self.starts[first : end + 1] - low,
             tenant=None if self.tenant is None else self.tenant[first:end],
         )
-
-    def prompts_only(self) -> HashedRequests:
-        """The same requests with the blocks of their prompts alone."""
-        import numpy as np
-
-        if not self.spells_outputs:
-            return self
-        counts = -(-self.prompt_tokens // self.block_size)
-        starts = np.zeros_like(self.starts)
-        np.cumsum(counts, out=starts[1:])
-        places = np.repeat(self.starts[:-1] - starts[:-1], counts)
-        places += np.arange(len(places))
-        return replace(self, hash_ids=self.hash_ids[places], starts=starts, spells_outputs=False)

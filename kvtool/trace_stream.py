@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Callable, Generator, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -12,13 +14,16 @@ from typing import Any, BinaryIO
 from kvtool.errors import did_you_mean, usage_error
 from kvtool.trace import check_format, known_format, refuse
 from kvtool.trace_blocks import HashedRequests
+from kvtool.trace_contents import HashColumn
 from kvtool.trace_formats import FORMATS, CellError, Field, Format, fields_of, shown, trace_error
 from kvtool.trace_lines import Lines, Row, long_cells, not_read, opened, printable, rows_of
 
 REQUESTS_AT_ONCE = 1 << 16
 BLOCKS_AT_ONCE = 1 << 21
 """What a chunk has at most: 16 MiB of hashes, and those of one more request."""
-MOST_TENANTS, MOST_LETTERS = 256, 80
+MOST_TENANTS, MOST_LETTERS = 256, 30
+MOST_TOKENS = 1 << 26
+"""Of a request: more than any model reads."""
 Progress = Callable[[int], None]
 """Told how many bytes have been read since it was last told."""
 
@@ -64,13 +69,19 @@ def stream_trace(
             f"a block of {block_size} tokens is none", "give the size of the trace's blocks"
         )
     where = printable(place)
-    path = Path(place)
     trace = HashedTrace(
-        name=where if place == "-" else path.name,
-        num_bytes=path.stat().st_size if place != "-" and path.is_file() else None,
+        name=where if place == "-" else printable(Path(place).name), num_bytes=_size_of(place)
     )
     trace.chunks = _chunks(trace, place, format, block_size, tenant, stdin, progress)
     return trace
+
+
+def _size_of(place: str) -> int | None:
+    """Of a file; what cannot be looked at is refused when it is opened."""
+    with suppress(OSError, ValueError):
+        if place != "-" and Path(place).is_file():
+            return Path(place).stat().st_size
+    return None
 
 
 def _chunks(
@@ -104,7 +115,7 @@ def _chunks(
         for chunk in reader.chunks(itertools.chain([head], rows)):
             progress(lines.bytes - told)
             told = lines.bytes
-            trace.tenants = tuple(reader.tenants)
+            trace.tenants = _shown(reader.tenants)
             yield chunk
         read = {*found.values(), form.hashes, *([tenant] if tenant else [])}
         trace.notes = (*lines.notes(), *not_read(lines, read))
@@ -126,6 +137,15 @@ def _block_size(where: str, form: Format, columns: list[str], name: str, asked: 
     return asked or form.block_size or 0
 
 
+def _shown(tenants: Mapping[str | int, int]) -> tuple[str, ...]:
+    """Short names for people, no two alike."""
+    names = [(printable(str(name)).strip() or "(blank)")[:MOST_LETTERS] for name in tenants]
+    counts = Counter(names)
+    return tuple(
+        f"{name} #{number}" if counts[name] > 1 else name for number, name in enumerate(names)
+    )
+
+
 @dataclass(slots=True, kw_only=True)
 class _Reader:
     """The rows of one file as chunks."""
@@ -135,13 +155,18 @@ class _Reader:
     column: str
     size: int
     tenant: str | None = None
-    tenants: dict[str, int] = field(default_factory=dict)
+    tenants: dict[str | int, int] = field(default_factory=dict)
     owners: array[int] = field(default_factory=lambda: array("q"))
     arrivals: array[int] = field(default_factory=lambda: array("q"))
     prompts: array[int] = field(default_factory=lambda: array("q"))
     outputs: array[int] = field(default_factory=lambda: array("q"))
-    hashes: array[int] = field(default_factory=lambda: array("q"))
-    starts: array[int] = field(default_factory=lambda: array("q", [0]))
+    blocks: HashColumn = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self.blocks = HashColumn(lines=self.lines, column=self.column, size=self.size)
 
     def chunks(self, rows: Iterator[Row]) -> Iterator[HashedRequests]:
         """Each with as many requests as fit into its bounds."""
@@ -156,6 +181,9 @@ class _Reader:
                 time = arrival.read(row[arrival.key]) if arrival else 0
             except (CellError, LookupError):
                 refuse(self.lines, line, row, self.fields.values())
+            if tokens + self.outputs[-1] > MOST_TOKENS:
+                what = f"a request of {tokens + self.outputs[-1]:,} tokens"
+                self.lines.fail(what, f"at most {MOST_TOKENS:,} are one", line=line)
             if tokens == 0:
                 self.lines.note("requests with 0 prompt tokens, left out", line)
                 self.outputs.pop()
@@ -166,10 +194,10 @@ class _Reader:
             last, anything = time, True
             self.prompts.append(tokens)
             self.arrivals.append(time)
-            self._add_hashes(line, row.get(self.column), tokens)
+            self.blocks.add(line, row.get(self.column), tokens)
             if self.tenant is not None:
                 self.owners.append(self._number_of(line, row.get(self.tenant)))
-            if len(self.prompts) >= REQUESTS_AT_ONCE or len(self.hashes) >= BLOCKS_AT_ONCE:
+            if len(self.prompts) >= REQUESTS_AT_ONCE or len(self.blocks.hashes) >= BLOCKS_AT_ONCE:
                 yield self._flush()
         if self.prompts:
             yield self._flush()
@@ -185,53 +213,29 @@ class _Reader:
             what = "is missing" if value is None else f"{shown(value)} names nobody"
             hint = f"{self.tenant} takes a name or a whole number"
             self.lines.fail(f"{self.tenant}: {what}", hint, line=line)
-        name = printable(str(value))[:MOST_LETTERS]
-        number = self.tenants.setdefault(name, len(self.tenants))
+        number = self.tenants.setdefault(value, len(self.tenants))
         if len(self.tenants) > MOST_TENANTS:
             what = f"{self.tenant}: more than {MOST_TENANTS} different tenants"
             hint = "choose a column that tells fewer apart, such as a team, a model or a type"
             self.lines.fail(what, hint, line=line)
         return number
 
-    def _add_hashes(self, line: int, value: Any, tokens: int) -> None:
-        """The blocks of one request; a last one that is not full may be left out."""
-        blocks, full = -(-tokens // self.size), tokens // self.size
-        if type(value) is not list:
-            hint = f"{self.column} takes a list of whole numbers, a block each"
-            what = "is missing" if value is None else f"{shown(value)} is not a list"
-            self.lines.fail(f"{self.column}: {what}", hint, line=line)
-        if len(value) not in (full, blocks):
-            what = f"{len(value):,} blocks of {self.size} tokens for {tokens:,} prompt tokens"
-            hint = "give --trace-block-size if its blocks have another size, or correct that line"
-            self.lines.fail(f"{self.column}: {what}", hint, line=line)
-        try:
-            self.hashes.extend(value)
-        except (TypeError, OverflowError):
-            del self.hashes[self.starts[-1] :]
-            self.hashes.extend(self._whole(line, one) for one in value)
-        if len(value) < blocks:
-            self.lines.note("last blocks without a hash, taken for shared with nobody", line)
-            self.hashes.append(-line)
-        self.starts.append(len(self.hashes))
-
-    def _whole(self, line: int, value: Any) -> int:
-        """A hash as 64 bits with a sign: those without one wrap."""
-        if type(value) is not int or not -(2**63) <= value < 2**64:
-            hint = f"{self.column} takes whole numbers of 64 bits"
-            what = f"{shown(value)} is no whole number of 64 bits"
-            self.lines.fail(f"{self.column}: {what}", hint, line=line)
-        return value - 2**64 if value >= 2**63 else value
-
     def _flush(self) -> HashedRequests:
         import numpy as np
 
-        columns = [self.arrivals, self.prompts, self.outputs, self.hashes, self.starts]
+        columns = [
+            self.arrivals,
+            self.prompts,
+            self.outputs,
+            self.blocks.hashes,
+            self.blocks.starts,
+        ]
         arrivals, prompts, outputs, hashes, starts = (
             np.frombuffer(column, np.int64) if column else np.zeros(0, np.int64)
             for column in columns
         )
         self.arrivals, self.prompts, self.outputs = array("q"), array("q"), array("q")
-        self.hashes, self.starts = array("q"), array("q", [0])
+        self._begin()
         owners, self.owners = self.owners, array("q")
         return HashedRequests(
             arrival_ns=arrivals,

@@ -13,10 +13,11 @@ from prefix_cases import caches, cut_up, hashed, traces
 
 from kvtool.sim.prefix import replay as driver
 from kvtool.sim.prefix.block_index import BlockIndex
+from kvtool.sim.prefix.blocks import outputs_of
 from kvtool.sim.prefix.grid import replay_all
 from kvtool.sim.prefix.plain import replay_plain, spelled
 from kvtool.sim.prefix.replay import Cache, replay, start
-from kvtool.sim.prefix.result import HASH, POLICIES, RADIX, PrefixResult
+from kvtool.sim.prefix.result import HASH, KNOWN, POLICIES, RADIX, PrefixResult
 from kvtool.trace_blocks import HashedRequests
 
 CALM: dict[str, Any] = {
@@ -234,6 +235,19 @@ def test_blocks_in_use_are_not_taken() -> None:
     index.free(second.table)
     assert index.num_free == 3
     assert (index.num_cached, index.num_evicted) == (3, 0)
+
+
+def test_of_known_outputs_the_last_token_is_not_cached() -> None:
+    # Of two outputs, the last would fill the second block: it was only sampled. Of three, it is the next.
+    turns = replace(hashed([([1, 2, 9], 5), ([1, 2, 3], 5)], 2), prompt_tokens=np.array([2, 5]),
+                    output_tokens=np.array([2, 1]), spells_outputs=True)  # fmt: skip
+    for requests, hit in ((turns, 2), (replace(turns, output_tokens=np.array([3, 1])), 4)):
+        assert outputs_of(requests, KNOWN).tolist() == [hit // 2, 0]
+        for index in (HASH, RADIX):
+            cache = Cache(capacity_blocks=9, block_size=2, index=index, cache_outputs=KNOWN)
+            assert replay(cache, [requests]).hit_tokens == hit
+    assert outputs_of(turns, "unique").tolist() == [2, 0]
+    assert outputs_of(turns, "none").tolist() == [0, 0]
 
 
 def test_progress_and_long_columns() -> None:

@@ -347,7 +347,7 @@ def test_a_picture(kvtool: Any, trace: Any, tmp_path: Path) -> None:
         (["--capacity", "lots"], "--capacity: 'lots' is not a whole number"),
         (["--capacity", "gpu"], "what a GPU has left"),
         (["--capacity", "1GiB", "--model", "gemma-3-27b"], "do not keep every token alike"),
-        (["--capacity", "1KiB", "--model", "llama-3-8b"], "holds no token"),
+        (["--capacity", "1KiB", "--model", "llama-3-8b"], "holds 0 tokens of 131,072 bytes"),
         (["--index", "tree"], "--index: 'tree' is not known"),
         (["--policy", "mru"], "--policy: 'mru' is not known"),
         (["--block-size", "0"], "--block-size: 0 is out of range"),
@@ -365,6 +365,11 @@ def test_a_picture(kvtool: Any, trace: Any, tmp_path: Path) -> None:
         (["--explain-request", "0", "--capacity", "9"], "--explain-request: 0 is out of range"),
         (["--show-tree", "--index", "hash"], "--show-tree draws a radix tree"),
         (["--points", "0"], "--points: 0 is out of range"),
+        (["--block-size", "1..1000", "--policy", "all"], "caches are too many at once"),
+        (["--capacity", "999999999999999TiB", "--model", "llama-3-8b"], "give less"),
+        (["--capacity", "9", "--tiers", "cpu=999999999999999TiB@1B/s", "--model", "llama-3-8b"],
+         "holds or moves nothing"),
+        (["--workload", ""], "no workload"),
         (["--model", "llama-3-8b", "--gpu", "h100", "--efficiency", "nan"], "--efficiency"),
     ],
 )  # fmt: skip
@@ -472,3 +477,78 @@ def test_shares_of_the_ceiling(kvtool: Any, trace: Any) -> None:
     table = ran.out.split("every capacity")[1].split("at the largest")[0].splitlines()
     assert "50% of it" in table[1]
     assert ["≤ " in one for one in table[3:5]] == [False, True]
+
+
+def test_tenants_that_look_alike_are_told_apart(rows: Any, trace: Any) -> None:
+    names = ["x" * 80 + "0", "x" * 80 + "1", "a\u001b", "a?", 1, "1", " "]
+    place = trace(*(line(600, [1, 2], tenant=name) for name in names))
+    (row,) = rows("--trace", place, "--tenants", "tenant", "--capacity", "9", "--index", "hash")
+    shown = [one["tenant"] for one in row["tenants"]]
+    assert len(set(shown)) == len(names)
+    assert shown[-1] == "(blank)"
+    assert all(name.isprintable() and len(name) <= 34 for name in shown)
+
+
+@pytest.mark.parametrize("outputs", ["all", "KNOWN", " known", "none, known"])
+def test_known_outputs_of_a_trace_are_refused_however_written(
+    kvtool: Any, trace: Any, outputs: str
+) -> None:
+    ran = kvtool("prefix", "--trace", trace(*chats(2)), "--cache-outputs", outputs)
+    assert (ran.code, "a trace does not say what was generated" in ran.err) == (2, True)
+
+
+def test_an_interrupt_is_one_whether_or_not_there_are_rows(
+    kvtool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvtool.cli import prefix_run
+
+    real, calls = prefix_run.measure, []
+
+    def interrupted(*words: Any) -> Any:
+        calls.append(words)
+        if len(calls) > 1:
+            raise KeyboardInterrupt
+        return real(*words)
+
+    monkeypatch.setattr(prefix_run, "measure", interrupted)
+    words = (
+        "prefix",
+        "--workload",
+        "chat,unique",
+        "--num-requests",
+        "50",
+        "--capacity",
+        "90",
+        "--json",
+    )
+    ran = kvtool(*words)
+    assert (ran.code, ran.json["error"]["code"]) == (130, "interrupted")
+    assert {row["workload"] for row in ran.json["rows"]} == {"multi-turn-chat"}
+    ran = kvtool(*words)
+    assert (ran.code, ran.json["error"]["code"], ran.json["rows"]) == (130, "interrupted", [])
+
+
+def test_rows_survive_a_memory_that_is_too_small(
+    kvtool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvtool.cli import prefix_run
+
+    real = prefix_run.measure
+
+    def full(prompts: Any, asked: Any) -> Any:
+        if prompts.name == "unique":
+            raise MemoryError
+        return real(prompts, asked)
+
+    monkeypatch.setattr(prefix_run, "measure", full)
+    ran = kvtool(
+        "prefix", "--workload", "chat,unique", "--num-requests", "50", "--capacity", "90", "--json"
+    )
+    assert (ran.code, ran.json["error"]["code"], len(ran.json["rows"])) == (1, "too_large", 2)
+
+
+def test_what_changes_nothing_is_noted(kvtool: Any) -> None:
+    words = ("prefix", "--num-requests", "20", "--capacity", "90", "--model", "llama-3-8b")
+    ran = kvtool(*words, "--index", "radix", "--tiers", "cpu=1GiB@1GB/s")
+    assert "--tiers changes nothing here" in ran.err
+    assert "--weights changes nothing here" in kvtool(*words, "--weights", "1GiB").err

@@ -8,6 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prefix_cases import cut_up, hashed, traces
 
+from kvtool.errors import KvtoolError
+from kvtool.sim.prefix import curve as curve_module
 from kvtool.sim.prefix.curve import NEVER, hit_curve, spread
 from kvtool.sim.prefix.replay import Cache, replay
 from kvtool.trace_blocks import HashedRequests
@@ -98,3 +100,24 @@ def test_capacities_are_spread_evenly_by_factor() -> None:
     assert spread(1, 1000, 4).tolist() == [1, 10, 100, 1000]
     assert spread(0, 0, 5).tolist() == [1]
     assert spread(10, 12, 100).tolist() == [10, 11, 12]
+
+
+def test_a_curve_that_has_to_be_replayed_goes_to_its_ceiling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    again = [([i, i + 900], 2) for i in range(40)]
+    requests = hashed([*again, *again, *reversed(again), *again], 1)
+    monkeypatch.setattr(curve_module, "MOST_COPIES", 3)
+    curve = hit_curve(lambda: [requests], block_size=1, points=1000)
+    assert curve.ceiling_blocks is None
+    assert len(curve.capacity_blocks) <= curve_module.MOST_REPLAYED
+    assert curve.hit_tokens[-1] == curve.ceiling_tokens
+    for capacity, hits in zip(curve.capacity_blocks, curve.hit_tokens, strict=True):
+        cache = Cache(capacity_blocks=int(capacity), block_size=1)
+        assert replay(cache, [requests]).hit_tokens == hits
+
+
+def test_a_curve_of_too_many_blocks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curve_module, "MOST_BLOCKS", 10)
+    with pytest.raises(KvtoolError, match="too many for a curve"):
+        hit_curve(lambda: [hashed([([1, 2], 2)] * 6, 1)], block_size=1)

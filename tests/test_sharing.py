@@ -60,7 +60,7 @@ def hit_tokens(requests: HashedRequests, index: str, block_size: int) -> int:
     """Of a cache that never evicts."""
     room = len(requests.hash_ids) // block_size + 2 * len(requests)
     cache = Cache(capacity_blocks=room, block_size=block_size, index=index)
-    return replay(cache, [requests.prompts_only()]).hit_tokens
+    return replay(cache, [requests]).hit_tokens
 
 
 def same(one: HashedRequests, other: HashedRequests) -> bool:
@@ -398,33 +398,3 @@ def test_the_most_that_the_hint_of_a_refusal_names_is_taken() -> None:
 def test_no_override_of_another_name_is_taken() -> None:
     with pytest.raises(TypeError, match="no turn"):
         sharing_of("chat", turn=3)
-
-
-# Prompts alone
-
-
-@settings(max_examples=60, deadline=None)
-@given(sharings)
-def test_prompts_only_leaves_the_outputs_out(sharing: Sharing) -> None:
-    requests = made(sharing)
-    cut = requests.prompts_only()
-    assert not cut.spells_outputs
-    assert unspelled(cut) == [(prompt, []) for prompt, _ in unspelled(requests)]
-    assert cut.prompts_only() is cut
-    for column in ("arrival_ns", "prompt_tokens", "output_tokens", "tenant"):
-        assert getattr(cut, column) is getattr(requests, column)
-
-
-def test_prompts_only_keeps_the_block_in_which_a_prompt_ends() -> None:
-    requests = HashedRequests(
-        arrival_ns=np.zeros(3, np.int64),
-        prompt_tokens=np.array([5, 4, 1]),
-        output_tokens=np.array([4, 1, 9]),
-        hash_ids=np.arange(8),
-        starts=np.array([0, 3, 5, 8]),
-        block_size=4,
-        spells_outputs=True,
-    )
-    cut = requests.prompts_only()
-    assert cut.hash_ids.tolist() == [0, 1, 3, 5]
-    assert cut.starts.tolist() == [0, 2, 3, 4]

@@ -16,7 +16,7 @@ from kvtool.prefix_worth import Tier
 from kvtool.units import parse_bytes, parse_counts
 
 ALL, ON_GPU = "all", "gpu"
-MOST_BLOCKS = 2**31 - 1
+MOST_BLOCKS, MOST_TOKENS = 2**31 - 1, 2**40
 ANY_MEMORY = "1024TiB"
 """A token's bytes are asked for, whatever the memory."""
 _MEMORY = re.compile(r"gpu|[0-9.]+\s*[a-z]*b")
@@ -131,9 +131,10 @@ def _tokens_in(word: str, fit: Fit | None) -> int:
             "add --model, such as --model llama-3-8b, or give blocks: --capacity 1000",
         )
     tokens = memory // fit.bytes_per_token
-    if not tokens:
+    if not 0 < tokens <= MOST_TOKENS:
         raise usage_error(
-            f"--capacity {word} holds no token of {fit.bytes_per_token:,} bytes", "give more"
+            f"--capacity {word} holds {tokens:,} tokens of {fit.bytes_per_token:,} bytes",
+            f"from 1 to {MOST_TOKENS:,} are a cache: give {'less' if tokens else 'more'}",
         )
     return tokens
 
@@ -150,7 +151,11 @@ def tiers_of(typed: str | None, fit: Fit | None) -> tuple[Tier, ...]:
             )
         assert fit is not None, "checked: tiers want a model"
         rate, size = (parse_bytes(match[place], name="--tiers") for place in (3, 2))
-        if not rate or not size or match[1] in ("gpu", *(tier.name for tier in found)):
+        if (
+            not rate
+            or not 0 < size // fit.bytes_per_token <= MOST_TOKENS
+            or match[1] in ("gpu", *(tier.name for tier in found))
+        ):
             raise usage_error(
                 f"--tiers: '{word.strip()[:40]}' holds or moves nothing, or there is one of that name",
                 "give each tier a name of its own, a size and a bandwidth above 0",

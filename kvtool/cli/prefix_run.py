@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvtool.cli.prefix_words import MOST_CASES, Words
 from kvtool.errors import INTERRUPTED, KvtoolError, usage_error
 from kvtool.output import Output
-from kvtool.prefix import measure
+from kvtool.prefix import BELOW, GRID, measure
 from kvtool.prompts import Prompts
 from kvtool.run import Row
 from kvtool.sim.prefix.replay import compiles
@@ -20,12 +20,17 @@ def run_all(words: Words, out: Output) -> tuple[list[Row], list[str], KvtoolErro
         try:
             rows += _run(words, prompts, out)
         except KeyboardInterrupt:
-            return rows, notes, _interrupted(place, len(words.prompts))
+            stopped = _interrupted(place, len(words.prompts))
+        except MemoryError:
+            stopped = _too_large(prompts)
         except KvtoolError as error:
-            if not rows:
-                raise
-            return rows, notes, error
-        notes += [f"{prompts.name}: {note}" for note in prompts.notes]
+            stopped = error
+        else:
+            notes += [f"{prompts.name}: {note}" for note in prompts.notes]
+            continue
+        if not rows:
+            raise stopped
+        return rows, notes, stopped
     return rows, list(dict.fromkeys(notes)), None
 
 
@@ -34,9 +39,10 @@ def _run(words: Words, prompts: Prompts, out: Output) -> list[Row]:
     with out.progress(f"{what} {prompts.name}", prompts.total) as advance:
         prompts.progress = advance
         asked = words.asked(prompts)
-        if len(asked.kinds) * len(asked.rooms) > MOST_CASES:
+        count = len(asked.kinds) * (len(asked.rooms) + (GRID + BELOW if asked.all_rooms else 0))
+        if count > MOST_CASES:
             raise usage_error(
-                f"{len(asked.kinds) * len(asked.rooms):,} caches are too many at once",
+                f"{count:,} caches are too many at once",
                 f"ask for at most {MOST_CASES:,}",
             )
         if any(compiles(kind.cache(1)) for kind in asked.kinds):
@@ -61,10 +67,18 @@ def _run(words: Words, prompts: Prompts, out: Output) -> list[Row]:
     return rows
 
 
+def _too_large(prompts: Prompts) -> KvtoolError:
+    return KvtoolError(
+        f"{prompts.name}: the memory of this machine is not enough for these caches",
+        "take larger blocks, fewer caches, fewer --points or --num-requests",
+        code="too_large",
+    )
+
+
 def _interrupted(done: int, asked: int) -> KvtoolError:
     what = "the prompts" if asked == 1 else f"{done:,} of {asked:,} sets of prompts"
     return KvtoolError(
-        f"interrupted {'while reading ' + what if asked == 1 else 'after ' + what}",
+        f"interrupted {'over ' + what if asked == 1 else 'after ' + what}",
         "what was done so far is above; run again for the rest" if done else "run again",
         code="interrupted",
         exit_code=INTERRUPTED,

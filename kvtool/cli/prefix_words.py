@@ -141,7 +141,8 @@ def _check(given: Mapping[str, Any]) -> None:
                 f"--trace has its own requests: {_flag(others[0])} says otherwise",
                 "leave out one of the two",
             )
-        if KNOWN in str(given["cache_outputs"] or "").split(","):
+        outputs = given["cache_outputs"]
+        if outputs is not None and KNOWN in names_in(outputs, "--cache-outputs", OUTPUTS):
             raise usage_error(
                 "--cache-outputs known: a trace does not say what was generated",
                 "take none or unique, or a made --workload",
@@ -177,6 +178,12 @@ def _idle(given: Mapping[str, Any]) -> list[str]:
         "--gpu-memory-utilization": given["gpu_memory_utilization"] is not None
         and ON_GPU not in words_in(given["capacity"]),
         "--seed": given["seed"] and given["trace"] is not None,
+        "--weights": given["weights"] is not None and given["gpu"] is None,
+        "--tiers": given["tiers"] is not None
+        and (
+            HASH not in names_in(given["index"], "--index", (HASH, RADIX))
+            or "lru" not in names_in(given["policy"], "--policy", POLICIES)
+        ),
     }
     return [f"{option} changes nothing here" for option, true in idle.items() if true]
 
@@ -199,16 +206,16 @@ def _prompts(given: Mapping[str, Any], explained: int | None) -> list[Prompts]:
     if given["num_requests"] is not None:
         counts = [*parse_counts(given["num_requests"], name="--num-requests", high=2**33)]
     if explained is not None:
-        if given["num_requests"] is not None and min(filter(None, counts)) < explained:
+        if given["num_requests"] is not None:
             raise usage_error(
-                f"--explain-request {explained:,} is beyond --num-requests",
-                "raise the one, or lower the other",
+                f"--explain-request {explained:,} ends the replay there: --num-requests says otherwise",
+                "leave out --num-requests",
             )
         counts = [explained]
     if given["trace"] is not None:
         return [_traced(given, count) for count in counts]
-    typed = given["workload"] or DEFAULT_WORKLOAD
-    names = list(catalog.preset_ids("prefixes")) if typed == ALL else typed.split(",")
+    typed = DEFAULT_WORKLOAD if given["workload"] is None else given["workload"]
+    names = list(catalog.preset_ids("prefixes")) if typed.lower() == ALL else typed.split(",")
     names = [name.strip() for name in names]
     lists = {name: _numbers(given, name) for name in OF_WORKLOAD}
     combined = math.prod(map(len, (names, counts, *lists.values())))
@@ -247,6 +254,6 @@ def _traced(given: Mapping[str, Any], count: int | None) -> Prompts:
         format=given["trace_format"],
         block_size=None
         if size is None
-        else parse_count(size, name="--trace-block-size", high=2**30),
+        else parse_count(size, name="--trace-block-size", high=2**20),
         tenant=given["tenants"],
     )

@@ -27,6 +27,8 @@ def sentences(many: Sequence[Series]) -> list[str]:
     """What it comes to, then what the words mean."""
     groups = by_prompts(many)
     said: list[str] = []
+    if not many:
+        return said
     for group in groups:
         named = f"{group[0].prompts}: " if len(groups) > 1 else ""
         said += [f"{named}{text}" for text in _about(group)]

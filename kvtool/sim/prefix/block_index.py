@@ -65,8 +65,6 @@ class BlockIndex:
     def __init__(self, num_blocks: int, policy: str = "lru") -> None:
         self.num_blocks = num_blocks
         self.priority = PRIORITIES[policy]
-        self.tenant = 0
-        """Whose requests come next."""
         self.taken: Counter[tuple[int, int]] = Counter()
         """Blocks that lost their hash, by who needed one and whose it was."""
         self.index: dict[Hashable, list[Block]] = {}
@@ -98,8 +96,10 @@ class BlockIndex:
             found.append(self.index[key][0])
         return found
 
-    def allocate(self, keys: Sequence[Hashable], num_blocks: int, most: int) -> Allocation | None:
-        """A table of so many blocks, the first `most` keys looked up; None if they do not fit.
+    def allocate(
+        self, keys: Sequence[Hashable], num_blocks: int, most: int, *, tenant: int = 0
+    ) -> Allocation | None:
+        """A tenant's table of so many blocks, the first `most` keys looked up; None if they do not fit.
 
         Keys are of the full blocks; what is beyond them has none. Nothing changes for None.
         """
@@ -112,11 +112,11 @@ class BlockIndex:
                 self._free.remove(block)
             block.ref_count += 1
             block.hits += 1
-        new = [self._take() for _ in range(num_blocks - len(found))]
+        new = [self._take(tenant) for _ in range(num_blocks - len(found))]
         for depth in range(len(found), min(len(keys), num_blocks)):
             self._cache(new[depth - len(found)], keys[depth], depth)
         for block in found + new:
-            block.tenant = self.tenant
+            block.tenant = tenant
         return Allocation(found + new, len(found))
 
     def free(self, table: Sequence[Block]) -> None:
@@ -131,8 +131,8 @@ class BlockIndex:
                 block.freed = self._now()
                 self._free.append(block)
 
-    def _take(self) -> Block:
-        """A block without a hash, or else the one whose hash is lost next."""
+    def _take(self, tenant: int) -> Block:
+        """A block without a hash, or else the one whose hash is lost next, to a tenant who needs it."""
         if self._num_blank:
             self._num_blank -= 1
             return Block(ref_count=1)
@@ -142,7 +142,7 @@ class BlockIndex:
         same.remove(victim)
         if not same:
             del self.index[victim.key]
-        self.taken[self.tenant, victim.tenant] += 1
+        self.taken[tenant, victim.tenant] += 1
         return Block(ref_count=1)
 
     def _cache(self, block: Block, key: Hashable, depth: int) -> None:

@@ -16,7 +16,7 @@ from kvtool.trace_blocks import HashedRequests
 MOST_IDS = 2**31 - 1
 
 
-class Prompts(NamedTuple):
+class InBlocks(NamedTuple):
     """Requests as their full blocks of one size.
 
     Request i has `ids[starts[i] : starts[i + 1]]`; equal ids mean equal prefixes. `tokens` is the
@@ -37,7 +37,7 @@ def ids_per_key(trace_block_size: int, block_size: int) -> int:
 
 def in_blocks_of(
     block_size: int, requests: HashedRequests, keys: Ints, *, cache_outputs: str
-) -> Prompts:
+) -> InBlocks:
     """The full blocks of each prompt; if outputs are cached as known, of both together.
 
     Finer blocks lie within one block of the trace, coarser ones over several; where two blocks of the
@@ -56,18 +56,31 @@ def in_blocks_of(
     counts = (prompt + outputs if cache_outputs == KNOWN else prompt) // block_size
     starts = np.zeros(len(prompt) + 1, np.int64)
     np.cumsum(counts, out=starts[1:])
+    if starts[-1] > MOST_IDS:
+        raise KvtoolError(
+            f"{len(prompt):,} requests at a time have {int(starts[-1]):,} blocks of {block_size} tokens",
+            "take larger blocks, or --index radix, whose edges hold runs of them",
+            code="too_large",
+        )
     ids = np.empty(int(starts[-1]), np.int32)
     cut(keys, requests.starts, requests.block_size, block_size, starts, ids)
-    return Prompts(ids, starts, prompt, outputs, tenants_of(requests))
+    return InBlocks(ids, starts, prompt, outputs, tenants_of(requests))
 
 
 def outputs_of(requests: HashedRequests, cache_outputs: str) -> NDArray[np.int64]:
-    """Generated tokens that take slots: the first comes from the prefill, and alone takes none."""
+    """Generated tokens of each request whose K and V are cached.
+
+    Of known outputs all but the last: it is sampled, and nothing is computed from it. SGLang caches
+    (prompt + output)[:-1], vLLM tokens that were computed. Of unique ones all, and none where the one
+    token comes from the prefill: the measured rows were made so, their outputs appended in bulk.
+    """
     assert cache_outputs != KNOWN or requests.spells_outputs, (
         "a trace does not say what was generated"
     )
     outputs = requests.output_tokens
-    return np.zeros_like(outputs) if cache_outputs == NONE else np.where(outputs > 1, outputs, 0)
+    if cache_outputs == NONE:
+        return np.zeros_like(outputs)
+    return np.where(outputs > 1, outputs - 1 if cache_outputs == KNOWN else outputs, 0)
 
 
 def tenants_of(requests: HashedRequests) -> NDArray[np.int64]:

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtool.sim.prefix.blocks import Prompts, ids_per_key, in_blocks_of
+from kvtool.errors import KvtoolError
+from kvtool.sim.prefix.blocks import InBlocks, ids_per_key, in_blocks_of
 from kvtool.sim.prefix.curve_kernel import COPY, MOST_COPIES, TOTALS, add_distances, fill_tree
 from kvtool.sim.prefix.grid import replay_all
 from kvtool.sim.prefix.keys import Ints, Keys
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
 Source = Callable[[], Iterable[HashedRequests]]
 """Gives the chunks of a trace anew."""
 NEVER = 2**62
+MOST_REPLAYED, AT_ONCE = 64, 16
+"""Capacities where each has to be replayed, and how many of them in one reading: memory is theirs."""
+MOST_BLOCKS = 2**28
+"""Of all requests together: 2 GiB of steps."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,11 +60,18 @@ class StackDistances:
     elders: Any = field(default_factory=lambda: np.zeros(MOST_COPIES, COPY).view(np.recarray))
     ghosts: Any = field(default_factory=lambda: np.zeros(MOST_COPIES, COPY).view(np.recarray))
 
-    def feed(self, prompts: Prompts, num_ids: int) -> None:
+    def feed(self, prompts: InBlocks, num_ids: int) -> None:
         """The next requests."""
         blocks = (prompts.tokens + prompts.outputs) // self.block_size
         num_requests = int(self.totals.requests) + len(blocks)
         num_blocks = int(self.totals.blocks + blocks.sum())
+        if num_blocks > MOST_BLOCKS:
+            raise KvtoolError(
+                f"the requests have more than {MOST_BLOCKS:,} blocks of {self.block_size:,} tokens, too many "
+                "for a curve",
+                "take larger blocks, or give single capacities: --capacity 1000,10000",
+                code="too_large",
+            )
         self.seen_by = _grown(self.seen_by, num_ids)
         self.steps = _grown(self.steps, num_blocks + MOST_COPIES + 4)
         if num_requests > len(self.live):
@@ -91,41 +103,51 @@ def hit_curve(
         prompts = in_blocks_of(block_size, requests, keys.of(requests), cache_outputs=cache_outputs)
         num_ids = keys.count * ids_per_key(requests.block_size, block_size)
         stack.feed(prompts, num_ids)
+    curve = _of_one_pass(stack, capacities, points)
+    _replay_below(curve, source, cache_outputs)
+    return curve
+
+
+def _of_one_pass(stack: StackDistances, capacities: Sequence[int] | None, points: int) -> HitCurve:
+    """The curve; below `exact_from` it is still to be replayed."""
     totals, hits = stack.totals, stack.hit_blocks
-    one_pass = not totals.given_up
     largest, ceiling = int(totals.largest), int(hits.argmax())
+    if totals.given_up:  # all that was ever cached, and a tail
+        ceiling, points = int(totals.blocks - hits[-1]) + 1, min(points, MOST_REPLAYED)
     wanted = spread(largest, max(ceiling, largest), points)
     if capacities is not None:
         wanted = np.unique(np.asarray(capacities, np.int64))
     hit_blocks = hits[np.minimum(wanted, len(hits) - 1)]
-    evicted = (
-        totals.blocks
-        - hit_blocks
-        - np.minimum(totals.on_stack + totals.ghosts, wanted - totals.tail)
-    )
-    rejected = np.zeros_like(wanted)
-    exact_from = largest if one_pass else NEVER
-    again = np.flatnonzero(wanted < exact_from)
-    caches = [
-        Cache(capacity_blocks=int(wanted[at]), block_size=block_size, cache_outputs=cache_outputs)
-        for at in again
-    ]
-    for at, result in zip(again, replay_all(caches, source() if caches else ()), strict=True):
-        hit_blocks[at] = result.hit_tokens // block_size
-        evicted[at], rejected[at] = result.evicted_blocks, result.rejected
+    cached = np.minimum(totals.on_stack + totals.ghosts, wanted - totals.tail)
     return HitCurve(
         capacity_blocks=wanted,
-        block_size=block_size,
+        block_size=stack.block_size,
         requests=int(totals.requests),
         queried_tokens=int(totals.queried),
-        hit_tokens=hit_blocks * block_size,
-        evicted_blocks=evicted,
-        rejected=rejected,
-        exact_from=exact_from,
+        hit_tokens=hit_blocks * stack.block_size,
+        evicted_blocks=totals.blocks - hit_blocks - cached,
+        rejected=np.zeros_like(wanted),
+        exact_from=NEVER if totals.given_up else largest,
         largest_blocks=largest,
-        ceiling_tokens=int(hits[-1]) * block_size,
-        ceiling_blocks=max(ceiling, largest) if one_pass else None,
+        ceiling_tokens=int(hits[-1]) * stack.block_size,
+        ceiling_blocks=None if totals.given_up else max(ceiling, largest),
     )
+
+
+def _replay_below(curve: HitCurve, source: Source, cache_outputs: str) -> None:
+    """Replay each capacity below `exact_from`, and put what it comes to into the columns."""
+    again = np.flatnonzero(curve.capacity_blocks < curve.exact_from)
+    if not len(again):
+        return
+    caches = [
+        Cache(capacity_blocks=capacity, block_size=curve.block_size, cache_outputs=cache_outputs)
+        for capacity in curve.capacity_blocks[again].tolist()
+    ]
+    for first in range(0, len(caches), AT_ONCE):
+        results = replay_all(caches[first : first + AT_ONCE], source())
+        for at, result in zip(again[first:], results, strict=False):
+            curve.hit_tokens[at], curve.rejected[at] = result.hit_tokens, result.rejected
+            curve.evicted_blocks[at] = result.evicted_blocks
 
 
 def spread(low: int, high: int, points: int) -> Counts:

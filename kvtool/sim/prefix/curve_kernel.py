@@ -39,38 +39,16 @@ def add_distances(
         length, held = tokens[request], tokens[request] + outputs[request]
         first, last = starts[request], starts[request + 1]
         limit = first + max(0, length - 1) // size
-        now = totals.requests + 1
-        at = first
-        while at < last and seen_by[ids[at]] != 0:
-            by = abs(seen_by[ids[at]]) - 1
-            # On top of this run lie all requests after that one, and the older runs of this prompt.
-            distance = totals.on_stack - sum_to(tree, by)
-            for one in range(totals.elders):  # who took an elder's place took all before it
-                distance += elders[one].group == by
-            begin = at
-            while at < last and abs(seen_by[ids[at]]) == by + 1:
-                if seen_by[ids[at]] < 0 and at < limit:
-                    date_elders(totals, tree, elders, ghosts, ids[at])
-                at += 1
-            add_run(totals, steps, ghosts, by, distance + totals.tail, min(at, limit) - begin)
-        found = at
+        found = add_hits(totals, seen_by, tree, steps, elders, ghosts, ids, first, limit, last)
         if found > limit and totals.given_up == 0:
             found = limit
-        at = first
-        while at < found:  # off the stack, once all distances are known
-            by = abs(seen_by[ids[at]]) - 1
-            begin = at
-            while at < found and abs(seen_by[ids[at]]) == by + 1:
-                if seen_by[ids[at]] < 0:
-                    leave_ghosts(totals, live, tree, elders, ghosts, ids[at], by)
-                seen_by[ids[at]] = now
-                at += 1
-            add(tree, live, by, begin - at)
+        # Off the stack, once all distances are known.
+        lift(totals, seen_by, live, tree, elders, ghosts, ids, first, found)
         for one in range(found, last):
             by = abs(seen_by[ids[one]]) - 1
-            seen_by[ids[one]] = now
+            seen_by[ids[one]] = totals.requests + 1
             if by >= 0:
-                seen_by[ids[one]] = -now
+                seen_by[ids[one]] = -(totals.requests + 1)
                 add_elder(totals, elders, ids[one], by)
         add(tree, live, totals.requests, held // size)
         totals.on_stack += held // size - (found - first)
@@ -79,6 +57,46 @@ def add_distances(
         totals.largest = max(totals.largest, (held + size - 1) // size)
         totals.queried += length
         totals.requests += 1
+
+
+@part
+def add_hits(
+    totals: Any, seen_by: Any, tree: Any, steps: Any, elders: Any, ghosts: Any,
+    ids: Any, first: int, limit: int, last: int,
+) -> int:  # fmt: skip
+    """Add the hits of a prompt, those before `limit`; where its blocks end that were seen before."""
+    at = first
+    while at < last and seen_by[ids[at]] != 0:
+        by = abs(seen_by[ids[at]]) - 1
+        # On top of this run lie all requests after that one, and the older runs of this prompt.
+        distance = totals.on_stack - sum_to(tree, by)
+        for one in range(totals.elders):  # who took an elder's place took all before it
+            distance += elders[one].group == by
+        begin = at
+        while at < last and abs(seen_by[ids[at]]) == by + 1:
+            if seen_by[ids[at]] < 0 and at < limit:
+                date_elders(totals, tree, elders, ghosts, ids[at])
+            at += 1
+        add_run(totals, steps, ghosts, by, distance + totals.tail, min(at, limit) - begin)
+    return at
+
+
+@part
+def lift(
+    totals: Any, seen_by: Any, live: Any, tree: Any, elders: Any, ghosts: Any,
+    ids: Any, first: int, found: int,
+) -> None:  # fmt: skip
+    """Take a prompt's blocks off the stack: they are now this request's, the next one on it."""
+    at = first
+    while at < found:
+        by = abs(seen_by[ids[at]]) - 1
+        begin = at
+        while at < found and abs(seen_by[ids[at]]) == by + 1:
+            if seen_by[ids[at]] < 0:
+                leave_ghosts(totals, live, tree, elders, ghosts, ids[at], by)
+            seen_by[ids[at]] = totals.requests + 1
+            at += 1
+        add(tree, live, by, begin - at)
 
 
 @part

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from kvtool.sim.prefix.blocks import Prompts, ids_per_key, in_blocks_of
+from kvtool.sim.prefix.blocks import InBlocks, ids_per_key, in_blocks_of
 from kvtool.sim.prefix.keys import Ints, Keys
 from kvtool.sim.prefix.replay import Cache, HashReplay, Progress, RadixReplay, forget, start
 from kvtool.sim.prefix.result import PrefixResult
@@ -31,7 +31,7 @@ def replay_all(
     runs = [start(cache, with_hits=with_hits) for cache in caches]
     for run in runs:
         run.keys = keys
-    with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(threads or num_cores()) as pool:
         for requests in source:
             of = keys.of(requests)
             kept = watch(requests, keys, of)
@@ -43,11 +43,18 @@ def replay_all(
     return [run.result() for run in runs]
 
 
+def num_cores() -> int:
+    """Cores that this process may use, which can be fewer than there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def steps_of(
     runs: Sequence[HashReplay | RadixReplay], requests: HashedRequests, of: Ints
 ) -> list[Callable[[], None]]:
     """What each run does with a chunk; those of one block size share its blocks."""
-    prompts: dict[tuple[int, str], Prompts] = {}
+    prompts: dict[tuple[int, str], InBlocks] = {}
     steps: list[Callable[[], None]] = []
     for run in runs:
         if isinstance(run, RadixReplay):

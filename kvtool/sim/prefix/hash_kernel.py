@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from kvtool.jit import compiled, part
+from kvtool.sim.prefix.counting import count_hit, count_query, count_rejection
 from kvtool.sim.prefix.pool import NONE, gain_id, lose_id, number_of_new
-from kvtool.sim.prefix.result import HIT, QUERIED, REJECTED, REQUESTS, TAKEN
+from kvtool.sim.prefix.result import TAKEN
 
 
 @compiled
@@ -21,48 +22,56 @@ def replay_lru(
     """Run the requests through the pool; `hits` gets the hit tokens of each, unless it is empty."""
     size = pool.size
     for request in range(len(tokens)):
-        length = tokens[request]
+        length, tenant = tokens[request], tenants[request]
         held = length + outputs[request]
         needed = (held + size - 1) // size
-        tenant = tenants[request]
         pool.tenant = tenant
-        tally[tenant, REQUESTS] += 1
-        tally[tenant, QUERIED] += length
+        count_query(tally, tenant, length)
         if needed > pool.num_blocks:
-            tally[tenant, REJECTED] += 1
-            if len(hits) > 0:
-                hits[request] = NONE
+            count_rejection(tally, tenant, hits, request)
             continue
-        first, last = starts[request], starts[request + 1]
+        first = starts[request]
         # The last token of a prompt is always computed, and with it its block.
         limit = first + max(0, length - 1) // size
         at = first
         while at < limit and block_of[ids[at]] >= 0:
             unlink(pool, blocks, block_of[ids[at]])
             at += 1
-        tally[tenant, HIT] += (at - first) * size
-        if len(hits) > 0:
-            hits[request] = (at - first) * size
-        new = needed - (at - first)
-        evicted = max(0, new - pool.blanks)
-        for _ in range(evicted):
-            victim = pool.oldest
-            unlink(pool, blocks, victim)
-            tally[tenant, TAKEN + blocks[victim].tenant] += 1
-            lose_id(pool, blocks, block_of, victim)
-        pool.evicted += evicted
-        pool.blanks += evicted - new + needed - held // size  # the tail has no hash
-        # Freed from the last block to the first: of the output, of the prompt.
-        for _ in range(held // size - (last - first)):
-            block = number_of_new(pool, blocks)
-            gain_id(blocks, block_of, block, NONE)
-            append(pool, blocks, block)
-        for one in range(last - 1, at - 1, -1):
-            block = number_of_new(pool, blocks)
-            gain_id(blocks, block_of, block, ids[one])
-            append(pool, blocks, block)
-        for one in range(at - 1, first - 1, -1):
-            append(pool, blocks, block_of[ids[one]])
+        count_hit(tally, tenant, hits, request, (at - first) * size)
+        take(pool, blocks, block_of, tally, needed - (at - first))
+        pool.blanks += needed - held // size  # the tail has no hash
+        free(pool, blocks, block_of, ids, first, at, starts[request + 1], held // size)
+
+
+@part
+def take(pool: Any, blocks: Any, block_of: Any, tally: Any, new: int) -> None:
+    """Take so many blocks from the list: the blanks, and then those freed the longest ago."""
+    evicted = max(0, new - pool.blanks)
+    for _ in range(evicted):
+        victim = pool.oldest
+        unlink(pool, blocks, victim)
+        tally[pool.tenant, TAKEN + blocks[victim].tenant] += 1
+        lose_id(pool, blocks, block_of, victim)
+    pool.evicted += evicted
+    pool.blanks += evicted - new
+
+
+@part
+def free(
+    pool: Any, blocks: Any, block_of: Any, ids: Any, first: int, found: int, last: int, full: int
+) -> None:
+    """Free a request's full blocks from the last to the first: of its output, those that were computed,
+    those that were found (from `first` to `found` in `ids`)."""
+    for _ in range(full - (last - first)):
+        block = number_of_new(pool, blocks)
+        gain_id(blocks, block_of, block, NONE)
+        append(pool, blocks, block)
+    for one in range(last - 1, found - 1, -1):
+        block = number_of_new(pool, blocks)
+        gain_id(blocks, block_of, block, ids[one])
+        append(pool, blocks, block)
+    for one in range(found - 1, first - 1, -1):
+        append(pool, blocks, block_of[ids[one]])
 
 
 @part

@@ -54,6 +54,13 @@ def sink(owner: Any, items: Any, at: int, place: int) -> None:
 
 
 @part
+def settle(owner: Any, items: Any, at: int, place: int) -> None:
+    """Move a record from a free place, or from its own after its turn changed, to where it belongs."""
+    if rise(items, at, place) == place:
+        sink(owner, items, at, place)
+
+
+@part
 def push(owner: Any, items: Any, at: int) -> None:
     """Put a record in."""
     owner.heaped += 1
@@ -69,5 +76,4 @@ def remove(owner: Any, items: Any, at: int) -> None:
     last = items[owner.heaped].heap
     if last == at:
         return
-    if rise(items, last, place) == place:
-        sink(owner, items, last, place)
+    settle(owner, items, last, place)

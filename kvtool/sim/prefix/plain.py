@@ -41,7 +41,8 @@ class Request(NamedTuple):
 def spelled(requests: HashedRequests, *, cache_outputs: str = NONE) -> Iterator[Request]:
     """Requests as tokens: a block's are its hash times its size and on, a unique output's are below 0.
 
-    An output of one token comes from the prefill and takes no slot.
+    Of an output that is known, the last token is left out: nothing was computed from it. A unique one is
+    there whole, unless it is one token, which comes from the prefill.
     """
     fresh, size = count(-1, -1), requests.block_size
     for index, length in enumerate(requests.prompt_tokens.tolist()):
@@ -52,7 +53,7 @@ def spelled(requests: HashedRequests, *, cache_outputs: str = NONE) -> Iterator[
         if generated > 1 and cache_outputs == UNIQUE:
             output = tuple(next(fresh) for _ in range(generated))
         elif generated > 1 and cache_outputs == KNOWN:
-            output = tuple(tokens[length : length + generated])
+            output = tuple(tokens[length : length + generated - 1])
         tenant = 0 if requests.tenant is None else int(requests.tenant[index])
         yield Request(tuple(tokens[:length]), output, tenant)
 
@@ -69,11 +70,11 @@ def replay_index(cache: Cache, index: BlockIndex, requests: Sequence[Request]) -
     """vLLM: look up, allocate prompt and output, free."""
     size = cache.block_size
     hits = []
-    for prompt, output, index.tenant in requests:
+    for prompt, output, tenant in requests:
         tokens = prompt + output
         keys = [tokens[:end] for end in range(size, len(tokens) + 1, size)]
         most = max(0, len(prompt) - 1) // size  # the last token is always computed
-        allocation = index.allocate(keys, -(-len(tokens) // size), most)
+        allocation = index.allocate(keys, -(-len(tokens) // size), most, tenant=tenant)
         if allocation is None:
             hits.append(-1)
             continue
@@ -85,15 +86,17 @@ def replay_index(cache: Cache, index: BlockIndex, requests: Sequence[Request]) -
 def replay_tree(cache: Cache, tree: RadixTree, requests: Sequence[Request]) -> PrefixResult:
     """SGLang: match and lock; make room for the prompt, then the output; insert and unlock.
 
-    A request larger than the cache is rejected once there is no room: with all evicted that can be.
+    A request larger than the cache is rejected once there is no room: with all evicted that can be. So
+    does the harness of the measured rows, which drives SGLang's tree alone; its server refuses a request
+    of that length on input, and nothing is evicted.
     """
     size = cache.block_size
     hits: list[int] = []
     taken: Taken = Counter()
     evicted_leaves = 0
-    for prompt, output, tree.tenant in requests:
+    for prompt, output, tenant in requests:
         tokens = prompt + output
-        match = tree.match(prompt[:-1])
+        match = tree.match(prompt[:-1], tenant=tenant)
         tree.lock(match.node)
         fits = -(-len(tokens) // size) <= cache.capacity_blocks
         for part in (prompt, tokens) if fits else (tokens,):
@@ -101,9 +104,9 @@ def replay_tree(cache: Cache, tree: RadixTree, requests: Sequence[Request]) -> P
             gone = tree.evict(wanted - (cache.capacity_tokens - tree.num_tokens))
             evicted_leaves += len(gone)
             for node in gone:
-                taken[tree.tenant, node.tenant] += len(node.tokens) // size
+                taken[tenant, node.tenant] += len(node.tokens) // size
         if fits:
-            tree.insert(tokens)
+            tree.insert(tokens, tenant=tenant)
         hits.append(match.length if fits else -1)
         tree.unlock(match.node)
     cached = tree.num_tokens // size

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from kvtool.jit import compiled, part
+from kvtool.sim.prefix.counting import count_hit, count_query, count_rejection
 from kvtool.sim.prefix.heap import push, remove
-from kvtool.sim.prefix.policy_kernel import DEEPEST, FIFO, LENGTH_AWARE, LFU
 from kvtool.sim.prefix.pool import NONE, record
-from kvtool.sim.prefix.result import HIT, QUERIED, REJECTED, REQUESTS, TAKEN
+from kvtool.sim.prefix.ranking import rank
+from kvtool.sim.prefix.result import TAKEN
 
 ROOT = 0
 TREE = record(
@@ -43,12 +44,10 @@ def replay_radix(
     """Run the requests through the tree; `hits` gets the hit tokens of each, unless it is empty."""
     size = tree.size
     for request in range(len(tokens)):
-        length = tokens[request]
+        length, tenant = tokens[request], tenants[request]
         held = length + outputs[request]
-        tenant = tenants[request]
         tree.tenant = tenant
-        tally[tenant, REQUESTS] += 1
-        tally[tenant, QUERIED] += length
+        count_query(tally, tenant, length)
         first = starts[request]
         limit = max(0, length - 1) // size  # the last token is always computed
         cached = num_cached(tree, nodes, owner, keys, first, 0, limit)
@@ -58,16 +57,14 @@ def replay_radix(
             remove(tree, nodes, at)
         room = tree.capacity - tree.held + cached * size
         wanted = blocks_for(held, size) * size
-        if wanted > tree.capacity:  # found out only when all is gone that can go
+        if wanted > tree.capacity:
+            # Found out only when all is gone that can go. So it is in the harness of the measured rows,
+            # which drives the tree alone; SGLang's server refuses such a request before.
             evict(tree, nodes, owner, tally, parent_key, wanted - room)
             unlock(tree, nodes, at)
-            tally[tenant, REJECTED] += 1
-            if len(hits) > 0:
-                hits[request] = NONE
+            count_rejection(tally, tenant, hits, request)
             continue
-        tally[tenant, HIT] += cached * size
-        if len(hits) > 0:
-            hits[request] = cached * size
+        count_hit(tally, tenant, hits, request, cached * size)
         evict(tree, nodes, owner, tally, parent_key, blocks_for(length, size) * size - room)
         if held > length:
             room = tree.capacity - tree.held + cached * size
@@ -151,15 +148,8 @@ def stamp(tree: Any, nodes: Any, at: int, now: int, hit: int) -> None:
 def enter(tree: Any, nodes: Any, at: int) -> None:
     """A leaf that nobody uses: its turn by the policy."""
     node = nodes[at]
+    node.first = rank(tree.policy, node.hits, node.created, node.end)
     node.second = node.used
-    if tree.policy == LFU:
-        node.first = node.hits
-    elif tree.policy == FIFO:
-        node.first = node.created
-    elif tree.policy == LENGTH_AWARE:
-        node.first = (node.hits + 1) * DEEPEST - node.end
-    else:
-        node.first = 0
     push(tree, nodes, at)
 
 

@@ -83,40 +83,44 @@ class RadixTree:
         self.priority = PRIORITIES[policy]
         self.num_tokens = 0
         self.num_locked = 0
-        self.tenant = 0
-        """Whose requests come next."""
         self._clock = 0
-        self.root = Node((), None, self._now(), self._now(), locks=1)
+        self.root = Node((), None, created=0, used=0, locks=1)
 
-    def match(self, tokens: Sequence[int]) -> Match:
-        """The longest cached prefix; the tree is split where it ends, so that it ends at a node."""
+    def match(self, tokens: Sequence[int], *, tenant: int = 0) -> Match:
+        """The longest cached prefix; the tree is split where it ends, so that it ends at a node.
+
+        The nodes on the path are now the tenant's.
+        """
         left = self._whole_blocks(tokens)
         node, length, now = self.root, 0, self._now()
         node.used = now
         while (child := self._child(node, left)) is not None:
-            child.used, child.tenant = now, self.tenant
+            child.used, child.tenant = now, tenant
             common = self._common(child.tokens, left)
             length += common
             left = left[common:]
             if common < len(child.tokens):
-                return Match(length, self._split(child, common))
+                return Match(length, self._split(child, common, tenant))
             node = child
         return Match(length, node)
 
-    def insert(self, tokens: Sequence[int]) -> Match:
-        """Cache a sequence: the prefix that was there already, and the node where it now ends."""
+    def insert(self, tokens: Sequence[int], *, tenant: int = 0) -> Match:
+        """Cache a sequence: the prefix that was there already, and the node where it now ends.
+
+        The nodes on the path, the new ones included, are now the tenant's.
+        """
         left = self._whole_blocks(tokens)
         node, length, now = self.root, 0, self._now()
         node.used = now
         while (child := self._child(node, left)) is not None:
-            child.used, child.tenant = now, self.tenant
+            child.used, child.tenant = now, tenant
             common = self._common(child.tokens, left)
             length += common
             left = left[common:]
-            node = self._split(child, common) if common < len(child.tokens) else child
+            node = self._split(child, common, tenant) if common < len(child.tokens) else child
             node.hits += 1
         if left:
-            node = self._add(node, left)
+            node = self._add(node, left, tenant)
         return Match(length, node)
 
     def lock(self, node: Node) -> None:
@@ -135,7 +139,14 @@ class RadixTree:
                 self.num_locked -= len(one.tokens)
 
     def evict(self, num_tokens: int) -> list[Node]:
-        """Leaves that nobody uses, until so many tokens are free or none is left; what went."""
+        """Leaves that nobody uses, until so many tokens are free or none is left; what went.
+
+        Each call ranks all leaves anew, O(N log N), as SGLang's own does (sgl-project/sglang#20125).
+        Here it may: nothing is kept that could go stale, and the order is that of `priority` alone,
+        which is what the heap of the fast replay is compared with.
+        """
+        if num_tokens <= 0:
+            return []
         leaves = [
             self._ranked(node) for node in self.nodes() if not node.children and not node.locks
         ]
@@ -180,22 +191,24 @@ class RadixTree:
                 return at
         return most
 
-    def _split(self, node: Node, length: int) -> Node:
+    def _split(self, node: Node, length: int, tenant: int) -> Node:
         """Cut an edge in two: a new node of its first tokens, above the one of the rest."""
         parent = node.parent
         assert parent is not None, "the root has no edge"
+        now = self._now()
         upper = Node(
-            node.tokens[:length], parent, self._now(), self._clock, hits=node.hits, locks=node.locks
-        )
-        upper.tenant = self.tenant
+            node.tokens[:length], parent, created=now, used=now,
+            hits=node.hits, locks=node.locks, tenant=tenant,
+        )  # fmt: skip
         parent.children[upper.tokens[: self.block_size]] = upper
         node.tokens = node.tokens[length:]
         node.parent = upper
         upper.children[node.tokens[: self.block_size]] = node
         return upper
 
-    def _add(self, parent: Node, tokens: Tokens) -> Node:
-        node = Node(tokens, parent, self._now(), self._clock, hits=1, tenant=self.tenant)
+    def _add(self, parent: Node, tokens: Tokens, tenant: int) -> Node:
+        now = self._now()
+        node = Node(tokens, parent, created=now, used=now, hits=1, tenant=tenant)
         parent.children[tokens[: self.block_size]] = node
         self.num_tokens += len(tokens)
         return node

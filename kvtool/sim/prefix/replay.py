@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtool.jit import must_compile
-from kvtool.sim.prefix.blocks import Prompts, ids_per_key, in_blocks_of, outputs_of, tenants_of
+from kvtool.sim.prefix.blocks import InBlocks, ids_per_key, in_blocks_of, outputs_of, tenants_of
 from kvtool.sim.prefix.hash_kernel import replay_lru
 from kvtool.sim.prefix.keys import Ints, Keys
 from kvtool.sim.prefix.policy_kernel import replay_policy
@@ -127,7 +127,7 @@ class HashReplay:
         self.run(prompts, ids_per_key(requests.block_size, size))
         forget(self.keys, [self])
 
-    def run(self, prompts: Prompts, each: int) -> None:
+    def run(self, prompts: InBlocks, each: int) -> None:
         """The next requests, with so many ids a key."""
         self.each = each
         self.block_of = _grown(self.block_of, self.keys.count * each, NONE)
