@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from kvtool.errors import KvtoolError, did_you_mean, usage_error
 from kvtool.requests import Requests
+from kvtool.trace_contents import HashColumn, SegmentColumns
 from kvtool.trace_formats import (
     FORMATS,
     KVTOOL,
@@ -30,10 +31,13 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from kvtool.contents import Contents
     from kvtool.requests import Column
 
 __all__ = ["FORMATS", "Format", "Trace", "read_trace"]
 
+SEGMENTS = ("segments", "out_stream")
+"""Columns of kvtool's own format that are read if what prompts consist of is asked for."""
 MAX_SPAN_NS = 2**59
 """18 years from the first arrival: more is a slip of the pen, and would not leave room to add."""
 
@@ -51,13 +55,22 @@ class Trace:
     """False if the trace gives lengths alone: `arrival_ns` are all 0."""
     notes: tuple[str, ...]
     """What was left out, changed or not read, with counts and the first line."""
+    contents: Contents | None = None
+    """What the prompts consist of, if that was asked for and the trace says it."""
 
 
-def read_trace(place: str, *, format: str | None = None, stdin: BinaryIO | None = None) -> Trace:
+def read_trace(
+    place: str,
+    *,
+    format: str | None = None,
+    stdin: BinaryIO | None = None,
+    with_contents: bool = False,
+) -> Trace:
     """The trace at a path, or at `-` of standard input; KvtoolError `trace` if it is none.
 
     Arrivals are ns from the earliest one, in order; in the format `kvtool` all stays as written.
-    Without a format the columns tell it.
+    Without a format the columns tell it. With contents, what prompts consist of is read too: hash_ids
+    of formats whose blocks have a size, segments of kvtool's own.
     """
     check_format(format)
     where = printable(place)
@@ -74,18 +87,35 @@ def read_trace(place: str, *, format: str | None = None, stdin: BinaryIO | None 
         name, found = known_format(where, columns, format, is_json)
         if is_json:
             rows = itertools.chain([head], rows)
-        if name == "kvtool":
-            requests, has_arrivals = _read_kvtool(lines, rows)
-            used = set(KVTOOL)
-        else:
-            fields = fields_of(FORMATS[name], found, columns)
-            requests, has_arrivals = _read_lengths(lines, rows, fields)
-            used = set(found.values())
+        asked, contents, used = _read(lines, rows, name, found, columns, with_contents)
         notes = (*lines.notes(), *not_read(lines, used))
-    name_of_file = where if place == "-" else Path(where).name
     return Trace(
-        name=name_of_file, format=name, requests=requests, has_arrivals=has_arrivals, notes=notes
+        name=where if place == "-" else Path(where).name,
+        format=name,
+        requests=asked,
+        has_arrivals="arrival" in found,
+        notes=notes,
+        contents=contents,
     )
+
+
+def _read(
+    lines: Lines, rows: Iterator[Row], name: str, found: dict[str, str], columns: list[str],
+    with_contents: bool,
+) -> tuple[Requests, Contents | None, set[str]]:  # fmt: skip
+    """The requests, what they consist of, and the columns that were read for it."""
+    form = FORMATS[name]
+    if name == "kvtool":
+        wanted = with_contents and "segments" in columns
+        segments = SegmentColumns(lines=lines) if wanted else None
+        asked, contents = _read_kvtool(lines, rows, segments)
+        return asked, contents, {*KVTOOL, *(SEGMENTS if wanted else ())}
+    hashes = None
+    if with_contents and form.block_size and form.hashes in columns:
+        hashes = HashColumn(lines=lines, column=form.hashes, size=form.block_size)
+    fields = fields_of(form, found, columns)
+    asked, contents = _read_lengths(lines, rows, fields, hashes)
+    return asked, contents, {*found.values(), *([form.hashes] if hashes else [])}
 
 
 def check_format(format: str | None) -> None:
@@ -139,11 +169,10 @@ def _unknown(where: str, columns: list[str], tried: list[str], is_json: bool) ->
 
 
 def _read_lengths(
-    lines: Lines, rows: Iterator[Row], fields: dict[str, Field]
-) -> tuple[Requests, bool]:
+    lines: Lines, rows: Iterator[Row], fields: dict[str, Field], hashes: HashColumn | None
+) -> tuple[Requests, Contents | None]:
     """The requests of any format but kvtool's: in order of arrival, none without tokens."""
     prompt, output, arrival = fields["prompt"], fields["output"], fields.get("arrival")
-    timed = arrival is not None
     if arrival is None:
         arrival = replace(prompt, read=lambda _: 0)
     arrivals, prompts, outputs = array("q"), array("q"), array("q")
@@ -171,9 +200,12 @@ def _read_lengths(
         arrivals.append(time)
         prompts.append(prompt_tokens)
         outputs.append(output_tokens)
+        if hashes is not None:
+            hashes.add(line, row.get(hashes.column), prompt_tokens)
+            hashes.check_size(line)
     if not arrivals:
         raise _nothing(lines, line)
-    return _sorted(_numpy(arrivals), _numpy(prompts), _numpy(outputs)), timed
+    return _sorted(_numpy(arrivals), _numpy(prompts), _numpy(outputs), hashes)
 
 
 def _nothing(lines: Lines, line: int) -> KvtoolError:
@@ -188,12 +220,21 @@ def _nothing(lines: Lines, line: int) -> KvtoolError:
     )
 
 
-def _sorted(arrival_ns: Column, prompt_tokens: Column, output_tokens: Column) -> Requests:
-    return Requests(
+def _sorted(
+    arrival_ns: Column, prompt_tokens: Column, output_tokens: Column, hashes: HashColumn | None
+) -> tuple[Requests, Contents | None]:
+    import numpy as np
+
+    requests = Requests(
         arrival_ns=arrival_ns - arrival_ns.min(),
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
-    ).in_order()
+    )
+    order = np.argsort(requests.arrival_ns, kind="stable")
+    contents = None
+    if hashes is not None:
+        contents = hashes.contents(prompt_tokens, output_tokens).take(order)
+    return requests.take(order), contents
 
 
 def _numpy(column: array[int]) -> Column:
@@ -220,7 +261,9 @@ def refuse(lines: Lines, line: int, row: Any, fields: Iterable[Field]) -> NoRetu
     raise AssertionError("every cell can be read")
 
 
-def _read_kvtool(lines: Lines, rows: Iterator[Row]) -> tuple[Requests, bool]:
+def _read_kvtool(
+    lines: Lines, rows: Iterator[Row], segments: SegmentColumns | None
+) -> tuple[Requests, Contents | None]:
     """The requests of kvtool's own format, each at its index, with its arrival as written."""
     columns = {name: array("q") for name in KVTOOL}
     plan = [(name, field.read, field.default, columns[name]) for name, field in KVTOOL.items()]
@@ -245,6 +288,8 @@ def _read_kvtool(lines: Lines, rows: Iterator[Row]) -> tuple[Requests, bool]:
         if not timed and parent != -1:
             what = "there is a parent without an arrival_ns"
             lines.fail(what, "give arrival_ns: -1 to wait for the parent", line=line)
+        if segments is not None:
+            segments.add(line, row)
         numbers.append(line)
     done = {name: _numpy(column) for name, column in columns.items()}
     _check_parents(lines, done["parent"], done["arrival_ns"] == -1, numbers)
@@ -252,7 +297,10 @@ def _read_kvtool(lines: Lines, rows: Iterator[Row]) -> tuple[Requests, bool]:
         del done["priority"]
     if (done["parent"] == -1).all():
         del done["parent"], done["think_ns"]
-    return Requests(**done), bool(timed)
+    contents = None
+    if segments is not None:
+        contents = segments.contents(done["prompt_tokens"], numbers)
+    return Requests(**done), contents
 
 
 def _check_parents(

@@ -7,7 +7,7 @@
 
 Rows are hf_cache (what transformers 5.24 holds in its cache objects), vllm_kv (a model, its
 parallelism and lengths, and the pool that vLLM 0.32 lays out), vllm_groups (the same for mixes of
-layer specs), scheduler (runs of vLLM 0.32's scheduler, those that kvtool models) and, with traces,
+layer specs), scheduler (runs of vLLM 0.32's scheduler) and, with traces,
 prefix (replays of vLLM 0.32's and SGLang 0.5.23's prefix caches). The block size that was asked for is
 not in vLLM's rows: it was 16, or 64 in a second set, so a row is compared with what 16 makes, and with
 what 64 makes if 16 makes another block size than the row's.
@@ -67,8 +67,9 @@ LIMITS = """## What this does not show
   Pipeline stages, context parallelism, draft models and MTP have no rows: they follow vLLM's source.
 - vLLM layouts that are not modelled are refused by name: encoder-decoders but Whisper, Llama 3.2
   Vision, RWKV, RecurrentGemma, DeepSeek-V4, MiniMax-M3 and some hybrids.
-- The scheduler's rows are first come first served, without prefix caching and without asynchronous
-  scheduling; step times were a law, not a GPU. `generated` counts tokens of requests that ended.
+- The scheduler ran without a model: step times were a law, not a GPU. No row has priorities and
+  asynchronous scheduling together, speculative decoding, sliding windows or offloading. `generated`
+  counts tokens of requests that ended.
 - Prefix caches were replayed one request at a time: the engines' own batching, and what requests in
   flight lock, are not in these rows. Policies other than LRU are the engine's own for SGLang alone.
 - `ideal` is arithmetic: it is held to 48 sizes derived by hand (tests/golden/sizes.json) and to
@@ -223,9 +224,7 @@ def from_folders(truth: Path, configs: Path) -> tuple[dict[str, list[Row]], Call
     def read(name: str) -> list[Row]:
         return [json.loads(line) for line in (truth / f"{name}.jsonl").read_text().splitlines()]
 
-    rows = {name: read(name) for name in WHAT}
-    rows["scheduler"] = [row for row in rows["scheduler"] if beside(SCHEDULER).covered(row)]
-    return rows, config_of
+    return {name: read(name) for name in WHAT}, config_of
 
 
 def compare(rows: dict[str, list[Row]], config_of: Callable[[Row], Any]) -> dict[str, Result]:

@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any
 
 Row = dict[str, Any]
@@ -22,14 +23,6 @@ PUBLISHED = {  # vLLM paper, Figure 2: token states, reservation, internal, exte
 }
 FIGURE_15 = "fragment --workload vllm-paper --allocator paged --n 2,4,6 --num-requests 3000"
 FIGURE_2 = "fragment --workload vllm-paper --allocator max,pow2,oracle,paged --num-requests 100000"
-
-
-def covered(row: Row) -> bool:
-    """Whether the fast engine models the row: no prefix caching, FCFS, one step at a time."""
-    config = row["config"]
-    return not (
-        config["prefix_caching"] or config["async_scheduling"] or config["policy"] != "fcfs"
-    )
 
 
 def settings_of(row: Row) -> Any:
@@ -51,6 +44,10 @@ def settings_of(row: Row) -> Any:
         long_prefill_threshold=config["long_prefill_token_threshold"],
         long_prefill_adaptive=config["long_prefill_token_threshold_adaptive"],
         on_stall=config["on_stall"].replace("_", "-"),
+        finish_by=config["finish_by"].replace("_", "-"),
+        prefix_caching=config["prefix_caching"],
+        policy=config["policy"],
+        async_scheduling=config["async_scheduling"],
         step_time=StepTime(
             base_ns=law["base_ns"],
             token_ns=law["per_scheduled_token_ns"],
@@ -65,8 +62,24 @@ def requests_of(row: Row) -> Any:
 
     from kvtool.requests import Requests
 
-    names = ("arrival_ns", "prompt_tokens", "output_tokens")
-    return Requests(**{name: np.array(row["requests"][name], np.int64) for name in names})
+    asked, names = row["requests"], (one.name for one in fields(Requests))
+    return Requests(**{name: np.array(asked[name], np.int64) for name in names if name in asked})
+
+
+def contents_of(row: Row) -> Any:
+    """What the requests of a row consist of; None: the row does not say, since nothing is cached."""
+    import numpy as np
+
+    from kvtool.contents import of_segments
+
+    segments = row["requests"].get("segments")
+    if segments is None:
+        return None
+    return of_segments(
+        np.array([len(one) // 3 for one in segments]),
+        np.array([number for one in segments for number in one], np.int64),
+        np.array(row["requests"]["out_stream"], np.int64),
+    )
 
 
 def digest(values: Iterable[int]) -> str:
@@ -83,11 +96,7 @@ def differences(row: Row, outcomes: dict[str, list[int]], steps: dict[str, list[
     for name in ("first_token_ns", "finish_ns"):
         if digest(outcomes[name]) != truth[f"{name}_sha256"]:
             wrong.append(name)
-    size = row["config"]["block_size"]
-    steps = {**steps, "used_blocks": [held // size for held in steps["held"]]}
     for name, told in truth["per_step"].items():
-        if name == "evictions":
-            continue  # there is no prefix cache, and none was seen
         values = steps[name]
         got = {"n": len(values), "sum": sum(values), "max": max(values), "first50": values[:50]}
         got["sha256"] = digest(values)
@@ -98,18 +107,27 @@ def differences(row: Row, outcomes: dict[str, list[int]], steps: dict[str, list[
     return wrong
 
 
+TOTALS = {
+    "preemptions": "preemptions",
+    "queried_tokens": "queried_tokens",
+    "hit_tokens": "hit_tokens",
+    "requery_tokens": "requery_tokens_after_preemption",
+    "rehit_tokens": "rehit_tokens_after_preemption",
+}
+"""Of a replay, and in a row."""
+
+
 def engine_differences(row: Row) -> list[str]:
     """What of a row `kvtool simulate` decides otherwise."""
     from kvtool.sim.replay import replay
 
-    settings = settings_of(row)
-    found = replay(requests_of(row), settings)
+    found = replay(requests_of(row), settings_of(row), contents=contents_of(row))
     outcomes = {name: column.tolist() for name, column in found.outcomes.items()}
+    outcomes["arrival_ns"] = found.arrival_ns.tolist()
     steps = {name: column.tolist() for name, column in found.steps.items()}
-    steps["held"] = [blocks * settings.block_size for blocks in steps["used_blocks"]]
-    wrong = differences(row, outcomes, steps)
-    preempted = row["truth"]["totals"]["preemptions"]
-    return wrong if found.preemptions == preempted else [*wrong, "preemptions"]
+    totals = row["truth"]["totals"]
+    wrong = [name for name, told in TOTALS.items() if getattr(found, name) != totals[told]]
+    return differences(row, outcomes, steps) + wrong
 
 
 def figure_2() -> list[str]:

@@ -1,7 +1,8 @@
 """The simulators' speed, against the plain scheduler and vLLM's own: tables, for `make bench`.
 
 `--write` puts the tables into docs/performance.md, which says what they hold and how vLLM comes in;
-`--quick` does a fraction of the work, to see that it runs.
+`--only simulators` or `--only caching` measures one of the two parts; `--quick` does a fraction of the
+work, to see that it runs.
 """
 
 from __future__ import annotations
@@ -13,16 +14,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from bench_words import Integers, Ran, best_of, digits, head, machine, publish, row
 
+from kvtool import sharing
+from kvtool.contents import Contents, joined, of_blocks
 from kvtool.lengths import parse_lengths
 from kvtool.requests import Requests
+from kvtool.sim.blocks.scheduler import CachedScheduler
+from kvtool.sim.blocks.spelling import plain_requests
 from kvtool.sim.memory import ALLOCATORS, BUDDY, CONTIGUOUS, PAGED, STATIC_BATCH, memory
 from kvtool.sim.scheduler import Scheduler
 from kvtool.sim.settings import Settings
@@ -43,9 +49,13 @@ class Sizes(NamedTuple):
     scales: tuple[int, ...] = (10_000, 100_000, 1_000_000, 10_000_000)
     of_allocator: int = 100_000
     repeat: int = 3
+    cached: tuple[int, ...] = (10_000, 100_000, 1_000_000)
+    compared_cached: int = 1_000
 
 
-QUICK = Sizes(200, (1_000, 10_000, 100_000), 2_000, repeat=1)
+QUICK = Sizes(200, (1_000, 10_000, 100_000), 2_000, 1, (100, 1_000, 10_000), 30)
+CACHED = Settings(num_blocks=20_000, max_model_len=32_768, prefix_caching=True)
+"""A pool of 320,000 tokens for the workload `chat`."""
 
 
 def zipf(count: int) -> Iterator[Requests]:
@@ -152,23 +162,103 @@ def allocators(sizes: Sizes) -> Iterator[str]:
         yield row(name, *speed(ran, sizes.of_allocator), ratio)
 
 
+class Shared(NamedTuple):
+    """Requests that all wait from the start, and what they consist of."""
+
+    requests: Requests
+    contents: Contents
+
+    def first(self, count: int) -> Shared:
+        return Shared(self.requests.first(count), self.contents.take(np.arange(count)))
+
+
+def chat(count: int) -> Shared:
+    """Conversations that grow by what was asked and answered, and begin with shared prompts."""
+    made, first = [], 0
+    for chunk in sharing.chunks(sharing.sharing_of("chat", num_requests=count)):
+        made.append((chunk.prompt_tokens, chunk.output_tokens, of_blocks(chunk, first=first)))
+        first += len(chunk)
+    prompts, outputs, contents = zip(*made, strict=True)
+    columns = np.concatenate(prompts), np.concatenate(outputs)
+    requests = Requests(
+        arrival_ns=np.zeros(count, np.int64), prompt_tokens=columns[0], output_tokens=columns[1]
+    )
+    return Shared(requests, joined(contents))
+
+
+def fast_cached(made: Shared) -> Integers:
+    """The engine that knows which block is which."""
+    from kvtool.sim.blocks.engine import BlocksEngine
+
+    run = BlocksEngine(requests=made.requests, settings=CACHED, contents=made.contents).run()
+    now = run.state.run
+    return tuple(
+        map(int, (now.step, now.preemptions, now.last_end, now.hit, now.queried, now.evicted))
+    )
+
+
+def plain_cached(made: Shared) -> Integers:
+    """Its twin, which names each block by all tokens before its end."""
+    run = CachedScheduler(plain_requests(made.requests, CACHED, made.contents), CACHED)
+    run.run()
+    found = run.hit_tokens, run.queried_tokens, run.pool.num_evicted
+    return len(run.steps), len(run.preemptions), run.steps[-1].end_ns, *found
+
+
+def caching(sizes: Sizes) -> Iterator[str]:
+    """Ten times the requests; the largest run once. Then the first of them, beside the twin."""
+    made = chat(sizes.cached[-1])
+    few = made.first(sizes.compared_cached)
+    fast_cached(made.first(sizes.cached[0]))  # compiles
+    for count in sizes.cached:
+        some = made.first(count)
+        repeat = sizes.repeat if count < sizes.cached[-1] else 1
+        ran = best_of(repeat, partial(fast_cached, some))
+        yield row("engine", *cached(ran, count), digits(ran.grown_mib), "–")
+    engine = best_of(5 * sizes.repeat, partial(fast_cached, few))
+    twin = best_of(1, partial(plain_cached, few))
+    yield row("engine", *cached(engine, len(few.requests)), digits(engine.grown_mib), "–")
+    ratio = against(twin, engine, "plain")
+    yield row("plain scheduler", *cached(twin, len(few.requests)), digits(twin.grown_mib), ratio)
+
+
+def cached(ran: Ran, count: int) -> tuple[str, ...]:
+    """The columns of runs with a prefix cache."""
+    hit, queried, evicted = ran.came_to[3:]
+    return (
+        *speed(ran, count), f"{hit / queried:.4f}", f"{evicted:,}",
+        digits(ran.wall_s / count * 1e6),
+    )  # fmt: skip
+
+
 def speed(ran: Ran, count: int) -> tuple[str, ...]:
     """The columns that runs have in common."""
     numbers = (f"{one:,}" for one in (round(count / ran.wall_s), *ran.came_to[:2]))
     return f"{count:,}", digits(ran.wall_s), digits(ran.cpu_s), *numbers
 
 
-def report(sizes: Sizes) -> Iterator[str]:
-    """Every table, line by line as it is measured."""
-    runs = ("requests", "wall s", "CPU s", "requests/s", "steps", "preempted")
-    tables = (
+RUNS = ("requests", "wall s", "CPU s", "requests/s", "steps", "preempted")
+PARTS: dict[str, tuple[tuple[Callable[[Sizes], Iterator[str]], tuple[str, ...]], ...]] = {
+    "simulators": (
         (commands, (f"`{' '.join(COMMAND[2:])}`", "wall s", "CPU s", "goal")),
-        (scales, (*runs, "s a million (goal: 1.0)", "more memory, MiB")),
-        (schedulers, ("scheduler", *runs, "slower than the engine")),
-        (allocators, ("allocator", *runs, "its plain twin is slower")),
-    )
+        (scales, (*RUNS, "s a million (goal: 1.0)", "more memory, MiB")),
+        (schedulers, ("scheduler", *RUNS, "slower than the engine")),
+        (allocators, ("allocator", *RUNS, "its plain twin is slower")),
+    ),
+    "caching": (
+        (caching, (
+            "with a prefix cache", *RUNS, "hit rate", "evicted", "s a million (goal: 60)",
+            "more memory, MiB", "slower than the engine",
+        )),
+    ),
+}  # fmt: skip
+"""The tables by the section of docs/performance.md that they stand in."""
+
+
+def report(part: str, sizes: Sizes) -> Iterator[str]:
+    """Every table of a part, line by line as it is measured."""
     yield machine()
-    for measure, columns in tables:
+    for measure, columns in PARTS[part]:
         yield from head(*columns)
         yield from measure(sizes)
 
@@ -178,12 +268,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--only", choices=PARTS)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if not options.quick:
             os.environ["NUMBA_CACHE_DIR"] = folder  # read when numba is imported
-        section = "simulators" if options.write and not options.quick else None
-        publish(report(QUICK if options.quick else Sizes()), section)
+        for part in PARTS if options.only is None else (options.only,):
+            section = part if options.write and not options.quick else None
+            publish(report(part, QUICK if options.quick else Sizes()), section)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,24 @@ ROW_IDS = (
     "a1", "a3", "a5", "a6", "a8", "a10", "a11", "b1", "b2", "b5", "b7", "b8", "c1", "c4", "c5",
     "d1", "d3", "d6", "d7", "d8", "f2", "f4", "f6", "f7", "g1", "g4", "h1", "h4",
 )  # fmt: skip
+BLOCK_ROW_IDS = (
+    "e1",
+    "e3",
+    "e6",
+    "e13",
+    "e7",
+    "e9",
+    "e11",
+    "h6",
+    "i1",
+    "i3",
+    "i4",
+    "j1",
+    "j4",
+    "j6",
+    "j7",
+)
+"""Rows of prefix caches, priorities and asynchronous scheduling; the others need counts alone."""
 OUTCOMES = (
     "admit_step", "first_token_step", "finish_step", "first_token_ns", "finish_ns",
     "num_preemptions", "generated", "status",
@@ -57,7 +75,20 @@ def script() -> Any:
 
 _script = script()
 settings_of, requests_of, digest = _script.settings_of, _script.requests_of, _script.digest
-differences = _script.differences
+contents_of = _script.contents_of
+
+
+def differences(row: dict[str, Any], outcomes: Any, steps: dict[str, list[int]]) -> list[str]:
+    """What of a run is not as vLLM had it; engines that count slots have no prefix cache."""
+    if "held" in steps:
+        size, held = row["config"]["block_size"], steps["held"]
+        steps = {
+            **steps,
+            "used_blocks": [one // size for one in held],
+            "evictions": [0] * len(held),
+        }
+    found: list[str] = _script.differences(row, outcomes, steps)
+    return found
 
 
 @lru_cache

@@ -14,6 +14,7 @@ FIRST_CELLS = [
     "scheduler", "---", "engine", "plain scheduler",
     "vLLM: not installed: VLLM_PYTHON=/path/to/python make bench",
     "allocator", "---", "paged", "max", "pow2", "oracle", "grow", "static-batch",
+    "with a prefix cache", "---", *["engine"] * 4, "plain scheduler",
 ]  # fmt: skip
 
 
@@ -36,3 +37,4 @@ def test_a_quick_run_prints_every_table() -> None:
         assert len(line) == width, line
     rows = {(line[0], line[1]): line[2:] for line in cells if len(line) > 4}
     assert rows["engine", "200"][3:5] == rows["plain scheduler", "200"][3:5]
+    assert rows["engine", "30"][3:7] == rows["plain scheduler", "30"][3:7]

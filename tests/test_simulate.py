@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from ran import Ran
 from sim_cases import (
+    BLOCK_ROW_IDS,
     ROW_IDS,
     Case,
     differences,
@@ -31,14 +32,16 @@ from kvtool.cli.scheduler_options import STEP_TIME, scheduler_grid
 from kvtool.errors import KvtoolError
 from kvtool.requests import Requests
 from kvtool.sim import engine, kernel, replay
-from kvtool.sim.memory import Request
-from kvtool.sim.replay import TimedScheduler
+from kvtool.sim.blocks import kernel as blocks_kernel
+from kvtool.sim.memory import Paged, Request
+from kvtool.sim.scheduler import Scheduler
 from kvtool.sim.settings import STATUSES, Settings, StepTime
 from kvtool.simulate import percentiles, row_of
 
 Kvtool = Callable[..., Ran]
-QUICK = {"a3", "b8", "c5", "f4", "f7", "h1"}
-"""Rows with preemptions, long prefills, a limit on active requests, every status and a stop."""
+QUICK = {"a3", "b8", "c5", "f4", "f7", "h1", "e7", "i3", "j4"}
+"""Rows with preemptions, long prefills, a limit on active requests, every status and a stop; turns
+with a prefix cache, priorities, and asynchronous steps that end unforeseen."""
 HUNDRED = [
     {
         "arrival_ns": 30_000_000 * k,
@@ -82,30 +85,28 @@ def flags_of(settings: Settings) -> list[str]:
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ROW_IDS],
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in (*ROW_IDS, *BLOCK_ROW_IDS)
+    ],
 )
 def test_a_row_is_what_vllm_decided(name: str, kvtool: Kvtool, tmp_path: Path) -> None:
     row = rows()[name]
     asked = row["requests"]
-    lines = [
-        {name: asked[name][k] for name in ("arrival_ns", "prompt_tokens", "output_tokens")}
-        for k in range(asked["n"])
-    ]
+    names = [name for name in asked if name != "n"]
+    lines = [{name: asked[name][k] for name in names} for k in range(asked["n"])]
     out, steps = tmp_path / "out.jsonl", tmp_path / "steps.jsonl"
     ran = kvtool(
         "simulate", "--requests", write(tmp_path / "in.jsonl", lines), *flags_of(settings_of(row)),
-        "--no-prefix-caching", "--policy", "fcfs", "--no-async-scheduling", "--finish-by",
-        row["config"]["finish_by"].replace("_", "-"), "--per-request", out, "--per-step", steps, "--json",
+        "--per-request", out, "--per-step", steps, "--json",
     )  # fmt: skip
     assert ran.code == 0, ran.err
     by_request, by_step = read(out), read(steps)
     columns = {key: [line[key] for line in by_request] for key in by_request[0]}
     columns["status"] = [STATUSES.index(word) for word in columns["status"]]
     told = {key: [line[key] for line in by_step] for key in by_step[0]}
-    assert set(told.pop("evictions")) == {0}
-    told["held"] = [used * row["config"]["block_size"] for used in told["used_blocks"]]
     assert differences(row, columns, told) == []
-    assert set(row["truth"]["per_request"]) <= set(columns)
+    assert set(row["truth"]["per_request"]) - {"arrival_ns"} <= set(columns)
     assert differs_in_totals(row["truth"], ran.json["rows"][0]) == []
 
 
@@ -180,10 +181,61 @@ def test_a_child_of_a_request_that_never_ends_never_comes(kvtool: Kvtool, tmp_pa
     assert ran.json["rows"][0]["ttft_s_p50"] is not None
 
 
+def test_a_trace_that_names_blocks_is_cached(kvtool: Kvtool, tmp_path: Path) -> None:
+    lines = [
+        {"timestamp": t, "input_length": n, "output_length": 9, "hash_ids": ids}
+        for t, n, ids in ((0, 1024, [1, 2]), (9000, 1100, [1, 2, 3]), (9000, 600, [4, 2]))
+    ]
+    source, out = write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+    limits = ("--num-blocks", "200,20", "--block-size", "64", "--prefix-caching")
+    first = kvtool("simulate", "--requests", source, "--num-blocks", "200", *limits[2:],
+                   "--per-request", out, "--json")  # fmt: skip
+    assert [line["cached_tokens_first"] for line in read(out)] == [0, 1024, 0]
+    (row,) = first.json["rows"]
+    assert (row["queried_tokens"], row["hit_tokens"], row["evictions"]) == (2724, 1024, 0)
+    assert row["prefix_caching"] is True
+    text = kvtool("simulate", "--requests", source, *limits).out
+    assert "hit rate" in text
+    assert "37.6%" in text
+    said = kvtool("simulate", "--requests", source, "--num-blocks", "200", *limits[2:]).out
+    assert "1,024 of 2,724 prompt tokens were cached, 37.6%; 0 evictions." in said
+    without = kvtool("simulate", "--requests", source, "--num-blocks", "200", "--json").json
+    assert without["rows"][0]["hit_tokens"] == 0
+    assert any("not read: hash_ids" in note for note in without["notes"])
+
+
+def test_priorities_are_said_to_be_there_or_not(kvtool: Kvtool, tmp_path: Path) -> None:
+    alike = [{"prompt_tokens": 20, "output_tokens": 5} for _ in range(4)]
+    apart = [{**line, "priority": 4 - k} for k, line in enumerate(alike)]
+    out = tmp_path / "out.jsonl"
+    one = ("--num-blocks", "9", "--max-num-seqs", "1", "--per-request", out)
+    for lines, policy, says, order in (
+        (alike, "priority", "all requests have one priority", [0, 5, 10, 15]),
+        (apart, "fcfs", "priorities are not looked at", [0, 5, 10, 15]),
+        (apart, "priority", "", [15, 10, 5, 0]),
+    ):
+        source = write(tmp_path / "in.jsonl", lines)
+        ran = kvtool("simulate", "--requests", source, *one, "--policy", policy)
+        notes = ("all requests have one priority", "priorities are not looked at")
+        assert [note for note in notes if note in ran.err] == ([says] if says else [])
+        assert [line["admit_step"] for line in read(out)] == order
+
+
+def test_segments_that_do_not_add_up_are_an_error_of_two_lines(
+    kvtool: Kvtool, tmp_path: Path
+) -> None:
+    line = {"prompt_tokens": 20, "output_tokens": 5, "segments": [1, 0, 19], "out_stream": 7}
+    source = write(tmp_path / "in.jsonl", [line])
+    ran = kvtool("simulate", "--requests", source, "--num-blocks", "9", "--prefix-caching")
+    assert ran.code == 1
+    assert len(ran.err.strip().splitlines()) == 2
+    assert "line 1: segments: 19 tokens, where prompt_tokens is 20" in ran.err
+
+
 # --- times ----------------------------------------------------------------------------------------
 
 
-class EveryToken(TimedScheduler):
+class EveryToken(Scheduler):
     """The plain scheduler that writes down when each token of each request came."""
 
     def _process(self, scheduled: list[tuple[Request, int]]) -> None:
@@ -202,7 +254,7 @@ def nearest_rank(values: list[float], percent: int) -> float | None:
 
 def check_times(asked: Requests, limits: Settings) -> dict[str, Any]:
     """The row of the fast engine against the times of every token."""
-    scheduler = EveryToken(asked, limits, lambda ended: None)
+    scheduler = EveryToken(asked, limits, Paged(limits))
     scheduler.times = {}
     scheduler.run()
     outcomes, times = scheduler.result.outcomes, scheduler.times
@@ -240,13 +292,13 @@ def test_times_are_those_of_every_token_through_preemptions() -> None:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(drawn_requests(30, 40), drawn_settings(40))
-def test_both_schedulers_give_the_same_row(asked: Requests, limits: Settings) -> None:
+def test_both_engines_give_the_same_row(asked: Requests, limits: Settings) -> None:
     limits = replace(limits, preemption="recompute", cpu_blocks=0)
     row = check_times(asked, limits)
-    plain = row_of(replay._run_plain(asked, limits, lambda ended: None), asked, limits)
+    other = row_of(replay._run_blocks(asked, limits, lambda ended: None, None), asked, limits)
     if row["itl_s_p50"] is None:
-        plain |= {name: None for name in plain if name.startswith("itl")}
-    assert row == plain
+        other |= {name: None for name in other if name.startswith("itl")}
+    assert row == other
     steps = run_plain(Case(requests=asked, settings=limits)).steps()
     assert row["waiting_steps"] == sum(waiting > 0 for waiting in steps["waiting"])
     assert row["waiting_steps"] == sum(
@@ -340,7 +392,7 @@ def test_the_defaults_are_those_of_the_scheduler() -> None:
         )
         if name in {one.name for one in fields(Settings)}
     }
-    assert len(defaults) == 13
+    assert len(defaults) == 17
     assert [Settings(num_blocks=1, **one) for one in scheduler_grid(defaults)] == [
         Settings(num_blocks=1)
     ]
@@ -427,9 +479,8 @@ def test_what_binds_is_named() -> None:
 @pytest.mark.parametrize(
     ("argv", "says", "code"),
     [
-        (["--prefix-caching"], "prefix caching is not modelled yet", 1),
-        (["--policy", "priority"], "scheduling by priority is not modelled yet", 1),
-        (["--async-scheduling"], "asynchronous scheduling is not modelled yet", 1),
+        (["--prefix-caching"], "in.jsonl does not say what its prompts consist of", 1),
+        (["--policy", "priority", "--async-scheduling"], "was not measured", 1),
         (["--policy", "lifo"], "--policy: 'lifo' is not known", 2),
         (["--on-stall", "abort"], "--on-stall: 'abort' is not known", 2),
         (["--finish-by", "eot"], "--finish-by: 'eot' is not known", 2),
@@ -475,11 +526,12 @@ def test_what_cannot_be_done_is_refused_before_it_costs_anything(
 
 def test_unsupported_is_a_code_of_its_own(kvtool: Kvtool, tmp_path: Path) -> None:
     source = write(tmp_path / "in.jsonl", HUNDRED)
-    ran = kvtool("simulate", "--requests", source, *TIGHT, "--prefix-caching", "--json")
+    both = ("--policy", "priority", "--async-scheduling")
+    ran = kvtool("simulate", "--requests", source, *TIGHT, *both, "--json")
     assert ran.json["error"] == {
         "code": "unsupported",
-        "message": "--prefix-caching: prefix caching is not modelled yet",
-        "hint": "leave out --prefix-caching",
+        "message": "--policy priority with --async-scheduling: what vLLM does was not measured",
+        "hint": "leave out one of them",
     }
 
 
@@ -531,19 +583,19 @@ def test_an_interrupt_keeps_what_was_done(
     if dependent:
         lines[-1] |= {"arrival_ns": -1, "parent": 0, "think_ns": 0}
     source, out = write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
-    advance, step = kernel.advance, TimedScheduler._step
+    advance, blocks_advance = kernel.advance, blocks_kernel.advance
 
     def interrupted(state: Any, queue: Any, last: bool, most: int) -> int:
         advance(state, queue, last, 300)
         raise KeyboardInterrupt
 
-    def stopped(self: TimedScheduler) -> None:
-        if len(self.result.steps) == 300:
-            raise KeyboardInterrupt
-        step(self)
+    def stopped(state: Any, most: int) -> int:
+        while state.run.step < 300:
+            blocks_advance(state, 1)
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(kernel, "advance", interrupted)
-    monkeypatch.setattr(TimedScheduler, "_step", stopped)
+    monkeypatch.setattr(blocks_kernel, "advance", stopped)
     command = ("simulate", "--requests", source, "--max-num-seqs", "8", "--json")
     ran = kvtool(*command, "--num-blocks", "14", "--per-request", out)
     assert ran.code == 130

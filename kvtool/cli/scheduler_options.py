@@ -25,6 +25,8 @@ MAX_SLOTS = 2**40
 MAX_STEP_NS = 10**12
 MOST_ROWS = 10_000
 ON_STALL = ("abort-head", "stop")
+POLICIES = ("fcfs", "priority")
+FINISH_BY = ("max-tokens", "eos")
 STEP_TIME = "base_ns=10000000,token_ns=20000,context_ns=1"
 
 
@@ -96,27 +98,31 @@ LongAdaptiveOpt = Annotated[
     ),
 ]
 PrefixCachingOpt = Annotated[
-    bool, _flag("--prefix-caching/--no-prefix-caching", "Share blocks: not modelled yet.")
+    bool,
+    _flag(
+        "--prefix-caching/--no-prefix-caching",
+        "Share blocks of equal prefixes: the requests need segments, or hash_ids.",
+    ),
 ]
 PolicyOpt = Annotated[
     str,
     typer.Option(
         "--policy", metavar="POLICY", rich_help_panel=SCHEDULER,
-        help="fcfs: first come, first served. priority: not modelled yet.",
+        help="fcfs: first come, first served. priority: the lowest priority of a line first.",
     ),
 ]  # fmt: skip
 AsyncOpt = Annotated[
     bool,
     _flag(
         "--async-scheduling/--no-async-scheduling",
-        "Schedule a step before the last one's output is there: not modelled yet.",
+        "Schedule a step before the last one's output is there: two are under way.",
     ),
 ]
 FinishByOpt = Annotated[
     str,
     typer.Option(
         "--finish-by", metavar="WAY", rich_help_panel=SCHEDULER,
-        help="max-tokens, or eos: the same schedule, unless it is asynchronous.",
+        help="max-tokens, or eos, which is not foreseen: another schedule if it is asynchronous.",
     ),
 ]  # fmt: skip
 OnStallOpt = Annotated[
@@ -163,11 +169,15 @@ def scheduler_grid(given: Mapping[str, Any]) -> list[dict[str, Any]]:
     check_rows(lists.values())
     fixed: dict[str, Any] = {
         name: asked[name]
-        for name in ("chunked_prefill", "reserve_full_prompt", "long_prefill_adaptive")
+        for name in (
+            "chunked_prefill", "reserve_full_prompt", "long_prefill_adaptive", "prefix_caching",
+            "async_scheduling",
+        )
         if name in asked
-    }
-    if "on_stall" in asked:
-        fixed["on_stall"] = one_of(asked["on_stall"], ON_STALL, "--on-stall")
+    }  # fmt: skip
+    for name, known in (("on_stall", ON_STALL), ("policy", POLICIES), ("finish_by", FINISH_BY)):
+        if name in asked:
+            fixed[name] = one_of(asked[name], known, flag_of(name))
     if "step_time" in asked:
         fixed["step_time"] = _step_time(asked["step_time"])
     return [fixed | dict(zip(lists, values, strict=True)) for values in product(*lists.values())]
@@ -184,19 +194,13 @@ def check_rows(lists: Iterable[Sized], most: int = MOST_ROWS) -> None:
 
 
 def check_modelled(given: Mapping[str, Any]) -> None:
-    """Refuse what the scheduler has and the simulator has not yet."""
-    one_of(given["policy"], ("fcfs", "priority"), "--policy")
-    one_of(given["finish_by"], ("max-tokens", "eos"), "--finish-by")
-    missing = {
-        "prefix caching": ("--prefix-caching", given["prefix_caching"]),
-        "scheduling by priority": ("--policy priority", given["policy"] == "priority"),
-        "asynchronous scheduling": ("--async-scheduling", given["async_scheduling"]),
-    }
-    for what, (flag, asked) in missing.items():
-        if asked:
-            raise KvtoolError(
-                f"{flag}: {what} is not modelled yet", f"leave out {flag}", code="unsupported"
-            )
+    """Refuse a combination that was never compared with vLLM."""
+    if given["policy"] == "priority" and given["async_scheduling"]:
+        raise KvtoolError(
+            "--policy priority with --async-scheduling: what vLLM does was not measured",
+            "leave out one of them",
+            code="unsupported",
+        )
 
 
 def flag_of(name: str) -> str:

@@ -34,7 +34,10 @@ kvtool simulate --requests chat.jsonl --num-blocks 500,1000,2000 --max-num-seqs 
 
 kvtool simulate --requests chat.jsonl --num-blocks 1000 --per-request out.jsonl --json
 
-A line of chat.jsonl: {"arrival_ns": 0, "prompt_tokens": 512, "output_tokens": 128}
+kvtool simulate --requests conversation_trace.jsonl --num-blocks 9000 --block-size 512 --prefix-caching
+
+A line of chat.jsonl: {"arrival_ns": 0, "prompt_tokens": 512, "output_tokens": 128}. With --prefix-caching
+also "segments": [stream, first token, tokens, ...] of the prompt, and "out_stream".
 """
 
 REQUESTS = "Requests"
@@ -107,7 +110,7 @@ def simulate(
         grid = _grid(given)
         from kvtool.trace import read_trace
 
-        trace = read_trace(requests, format=trace_format)
+        trace = read_trace(requests, format=trace_format, with_contents=prefix_caching)
         _run(given, grid, trace, out)
     except KvtoolError as error:
         error.params = _params(given)
@@ -157,12 +160,24 @@ def _grid(given: Mapping[str, Any]) -> list[Settings]:
     return settings
 
 
+def _check_contents(given: Mapping[str, Any], trace: Trace) -> None:
+    """Refuse to cache what is not known."""
+    if given["prefix_caching"] and trace.contents is None:
+        raise KvtoolError(
+            f"--prefix-caching: {trace.name} does not say what its prompts consist of",
+            "give each line segments and out_stream, take a trace with hash_ids (mooncake, bailian), "
+            "or leave out --prefix-caching",
+            code="trace",
+        )
+
+
 def _run(given: Mapping[str, Any], grid: list[Settings], trace: Trace, out: Output) -> None:
     """The rows, the files, and what is to be said of them."""
     from kvtool.run import Run
     from kvtool.view.simulate import view
 
-    for text in (*_notes_of_trace(trace), *_notes_of_pools(grid)):
+    _check_contents(given, trace)
+    for text in (*_notes_of_trace(trace, given["policy"]), *_notes_of_pools(grid)):
         out.note(text)
     rows, last, failed = _rows(given, grid, trace, out)
     if last.interrupted:
@@ -173,12 +188,15 @@ def _run(given: Mapping[str, Any], grid: list[Settings], trace: Trace, out: Outp
     out.emit(run, view(run), failed=failed)
 
 
-def _notes_of_trace(trace: Trace) -> list[str]:
+def _notes_of_trace(trace: Trace, policy: str) -> list[str]:
     notes = [f"{trace.name}: {text}" for text in trace.notes]
     if not trace.has_arrivals:
         notes.append(f"{trace.name}: it has no arrivals, so all requests arrive at once")
-    if trace.requests.priority is not None:
+    by_priority, there = policy == "priority", trace.requests.priority is not None
+    if there and not by_priority:
         notes.append(f"{trace.name}: priorities are not looked at by --policy fcfs")
+    if by_priority and not there:
+        notes.append(f"{trace.name}: all requests have one priority")
     return notes
 
 
@@ -199,12 +217,11 @@ def _rows(
     given: Mapping[str, Any], grid: list[Settings], trace: Trace, out: Output
 ) -> tuple[list[Row], Replay, KvtoolError | None]:
     """A row for each of the settings until an interrupt or an error; the last replay; that error."""
-    from kvtool.sim.engine import compiles
-    from kvtool.sim.replay import has_dependent, replay
+    from kvtool.sim.replay import compiles, replay
     from kvtool.simulate import notes_of, row_of
 
     requests = trace.requests
-    if not has_dependent(requests) and compiles():
+    if compiles(requests, grid[0]):
         out.aside("compiling the simulator, once on this machine: about 5 s")
     rows: list[Row] = []
     told: dict[str, list[int]] = {}
@@ -212,14 +229,14 @@ def _rows(
     with out.progress("simulating", total=len(requests) * len(grid)) as advance:
         for settings in grid:
             try:
-                found = replay(requests, settings, advance)
+                found = replay(requests, settings, advance, contents=trace.contents)
             except KvtoolError as error:
                 if not rows:
                     raise
                 failed = error
                 break
             row = {"trace": trace.name, **row_of(found, requests, settings)}
-            rows.append({**row, "finish_by": given["finish_by"]})
+            rows.append(row)
             for text in notes_of(row, interrupted=found.interrupted):
                 told.setdefault(text, []).append(len(rows))
             if found.interrupted:

@@ -18,11 +18,11 @@ LINES_AT_ONCE = 1 << 16
 REQUEST = (
     '{"admit_step": %d, "first_token_step": %d, "finish_step": %d, "first_token_ns": %d, '
     '"finish_ns": %d, "num_preemptions": %d, "cached_tokens_first": %d, '
-    '"cached_tokens_after_preemption": 0, "generated": %d, "status": "%s"}\n'
+    '"cached_tokens_after_preemption": %d, "generated": %d, "status": "%s"}\n'
 )
 STEP = (
     '{"scheduled_tokens": %d, "batch": %d, "running": %d, "waiting": %d, "used_blocks": %d, '
-    '"context_tokens": %d, "evictions": 0, "end_ns": %d}\n'
+    '"context_tokens": %d, "evictions": %d, "end_ns": %d}\n'
 )
 
 
@@ -53,15 +53,14 @@ def _is_read(source: str, path: Path) -> bool:
 
 
 def request_lines(found: Replay) -> Iterator[bytes]:
-    """A request a line, by index. Nothing is cached; who was never admitted has -1 there."""
+    """A request a line, by index."""
     from kvtool.sim.settings import STATUSES
 
     outcomes = found.outcomes
     numbers = [outcomes[name] for name in (
         "admit_step", "first_token_step", "finish_step", "first_token_ns", "finish_ns",
-        "num_preemptions",
+        "num_preemptions", "cached_tokens_first", "cached_tokens_after_preemption", "generated",
     )]  # fmt: skip
-    numbers += [-(outcomes["admit_step"] < 0).astype(int), outcomes["generated"]]
     for some in _parts(len(numbers[0])):
         words = [STATUSES[place] for place in outcomes["status"][some].tolist()]
         yield _text(REQUEST, *(column[some].tolist() for column in numbers), words)
@@ -70,7 +69,8 @@ def request_lines(found: Replay) -> Iterator[bytes]:
 def step_lines(found: Replay) -> Iterator[bytes]:
     """A step a line."""
     columns = [found.steps[name] for name in (
-        "scheduled_tokens", "batch", "running", "waiting", "used_blocks", "context_tokens", "end_ns",
+        "scheduled_tokens", "batch", "running", "waiting", "used_blocks", "context_tokens",
+        "evictions", "end_ns",
     )]  # fmt: skip
     for some in _parts(len(columns[0])):
         yield _text(STEP, *(column[some].tolist() for column in columns))

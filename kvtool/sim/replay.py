@@ -1,26 +1,26 @@
-"""Requests through the scheduler, each step and each request written down, by whichever loop can.
+"""Requests through the scheduler, each step and each request written down, by whichever engine can.
 
-The fast engine serves requests whose arrivals are known; where one waits for another's end, the plain
-scheduler runs. Both give the same integers.
+Where blocks are as good as each other, the fast engine counts them; where one is told from another, or
+the order of requests is not that of their arrival, kvtool.sim.blocks goes through them.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtool.errors import KvtoolError
 from kvtool.requests import Requests
-from kvtool.sim.engine import Engine, clock_is_full
-from kvtool.sim.memory import Paged, Request
-from kvtool.sim.scheduler import Scheduler
-from kvtool.sim.settings import Settings
+from kvtool.sim import engine
+from kvtool.sim.blocks import engine as blocks_engine
+from kvtool.sim.blocks.engine import BlocksEngine
+from kvtool.sim.engine import Engine
+from kvtool.sim.settings import FCFS, Settings
 
 if TYPE_CHECKING:
+    from kvtool.contents import Contents
     from kvtool.requests import Column
 
     Columns = dict[str, Column]
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 Progress = Callable[[int], None]
 """Told how many requests have ended since it was last told."""
 
-MOST_LISTED = 1 << 22
-"""Blocks that the plain scheduler may list one by one."""
 OUTCOMES = (
     "admit_step", "first_token_step", "finish_step", "first_token_ns", "finish_ns",
     "num_preemptions", "generated", "status",
 )  # fmt: skip
+CACHED = ("cached_tokens_first", "cached_tokens_after_preemption")
 STEPS = (
     "scheduled_tokens", "batch", "running", "waiting", "context_tokens", "end_ns", "held_up",
 )  # fmt: skip
+SHARED = ("queried", "hit", "requery", "rehit")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,116 +46,104 @@ class Replay:
     arrival_ns: Column
     """Of each request by index; -1 if what it waits for never ended."""
     outcomes: Columns
-    """OUTCOMES of each request by index; `status` is a place in kvtool.sim.settings.STATUSES."""
+    """OUTCOMES and CACHED of each request by index; `status` is a place in settings.STATUSES."""
     steps: Columns
-    """STEPS and `used_blocks` of each step."""
+    """STEPS, `used_blocks` and `evictions` of each step."""
     gaps: tuple[Column, Column] | None
     """Nanoseconds between a request's consecutive tokens, and how often; None: not known."""
     preemptions: int
     recomputed_tokens: int
     interrupted: bool
+    queried_tokens: int = 0
+    hit_tokens: int = 0
+    """At first admissions: tokens that were looked up in the prefix cache, and those found."""
+    requery_tokens: int = 0
+    rehit_tokens: int = 0
+    """The same of requests that had been preempted."""
 
 
 def replay(
-    requests: Requests, settings: Settings, progress: Progress = lambda ended: None
+    requests: Requests,
+    settings: Settings,
+    progress: Progress = lambda ended: None,
+    *,
+    contents: Contents | None = None,
 ) -> Replay:
-    """All of the requests, or as far as an interrupt lets it come."""
-    run = _run_plain if has_dependent(requests) else _run_engine
-    try:
-        return run(requests, settings, progress)
-    except OverflowError as error:  # of the plain scheduler, whose whole numbers know no end
-        raise clock_is_full() from error
+    """All of the requests, or as far as an interrupt lets it come; prefix caching needs `contents`."""
+    if settings.prefix_caching and contents is None:
+        raise ValueError("what the requests consist of must be known")
+    if tells_blocks_apart(requests, settings):
+        return _run_blocks(requests, settings, progress, contents)
+    return _run_counts(requests, settings, progress)
 
 
-def has_dependent(requests: Requests) -> bool:
-    """Whether a request waits for another one's end: then its arrival is not known beforehand."""
-    return bool((requests.arrival_ns < 0).any())
+def tells_blocks_apart(requests: Requests, settings: Settings) -> bool:
+    """Whether the engine that only counts blocks cannot run this."""
+    return (
+        settings.prefix_caching
+        or settings.async_scheduling
+        or settings.policy != FCFS
+        or bool((requests.arrival_ns < 0).any())
+    )
 
 
-def _run_engine(requests: Requests, settings: Settings, progress: Progress) -> Replay:
-    """By the fast engine, which wants the requests in the order of arrival."""
+def compiles(requests: Requests, settings: Settings) -> bool:
+    """Whether the first such run on this machine is still to come."""
+    apart = tells_blocks_apart(requests, settings)
+    return blocks_engine.compiles() if apart else engine.compiles()
+
+
+def _run_counts(requests: Requests, settings: Settings, progress: Progress) -> Replay:
+    """By the engine that counts, which wants the requests in the order of arrival."""
     order = np.argsort(requests.arrival_ns, kind="stable")
-    engine = Engine(
+    found = Engine(
         source=[requests.take(order)],
         num_requests=len(requests),
         settings=settings,
         recorded=True,
         progress=progress,
     ).run()
-    run, records = engine.state.run, engine.all_steps()
-    resumed = np.concatenate([records["gap"][:0], *engine.gaps])
+    run, records = found.state.run, found.all_steps()
+    resumed = np.concatenate([records["gap"][:0], *found.gaps])
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
-    outcomes = engine.state.outcomes[place]
+    told = found.state.outcomes[place]
+    outcomes = {name: told[name].copy() for name in OUTCOMES}
+    outcomes |= dict.fromkeys(CACHED, np.zeros(len(place), np.int64))
+    outcomes["cached_tokens_first"] = -(outcomes["admit_step"] < 0).astype(np.int64)
     steps = {name: records[name].copy() for name in STEPS}
+    steps["used_blocks"] = records["held"] // settings.block_size
+    steps["evictions"] = np.zeros(len(records), np.int64)
     gaps = (  # who decodes had its token before at the end of the step before
         np.concatenate([np.diff(steps["end_ns"]), resumed]),
         np.concatenate([records["decoded"][1:], np.ones_like(resumed)]),
     )
     return Replay(
         arrival_ns=requests.arrival_ns,
-        outcomes={name: outcomes[name].copy() for name in OUTCOMES},
-        steps=steps | {"used_blocks": records["held"] // settings.block_size},
+        outcomes=outcomes,
+        steps=steps,
         gaps=None if run.skips else gaps,
         preemptions=int(run.preemptions),
         recomputed_tokens=int(run.recomputed),
-        interrupted=engine.interrupted,
+        interrupted=found.interrupted,
     )
 
 
-class TimedScheduler(Scheduler):
-    """The plain scheduler, which also writes down the gaps between tokens and who came when."""
-
-    def __init__(self, requests: Requests, settings: Settings, progress: Progress) -> None:
-        super().__init__(requests, settings, Paged(settings))
-        self.arrival_ns = requests.arrival_ns.copy()
-        self.gaps: Counter[int] = Counter()
-        self.last_ns: dict[int, int] = {}
-        self.progress = progress
-
-    def _process(self, scheduled: list[tuple[Request, int]]) -> None:
-        for request, _ in scheduled:
-            if request.computed >= request.num_tokens:
-                if request.index in self.last_ns:
-                    self.gaps[self.clock_ns - self.last_ns[request.index]] += 1
-                self.last_ns[request.index] = self.clock_ns
-        super()._process(scheduled)
-
-    def _end(self, request: Request, status: int) -> None:
-        for child in self.children.get(request.index, ()):
-            think_ns = self.think_ns[child] if self.think_ns else 0
-            self.arrival_ns[child] = self.clock_ns + think_ns
-        super()._end(request, status)
-        self.progress(1)
-
-
-def _run_plain(requests: Requests, settings: Settings, progress: Progress) -> Replay:
-    """By the plain scheduler, which knows requests that wait for others."""
-    if settings.num_blocks > MOST_LISTED:
-        raise KvtoolError(
-            f"requests that wait for each other are run with at most {MOST_LISTED:,} blocks",
-            "give fewer --num-blocks, or larger blocks",
-            code="too_large",
-        )
-    scheduler = TimedScheduler(requests, settings, progress)
-    interrupted = False
-    try:
-        scheduler.run()
-    except KeyboardInterrupt:
-        interrupted = True
-    result, gaps = scheduler.result, scheduler.gaps
-    steps = _columns(result.steps, (*STEPS, "held_slots"))
-    steps["used_blocks"] = steps.pop("held_slots") // settings.block_size
+def _run_blocks(
+    requests: Requests, settings: Settings, progress: Progress, contents: Contents | None
+) -> Replay:
+    """By the engine that knows blocks, orders and what is under way."""
+    found = BlocksEngine(
+        requests=requests, settings=settings, contents=contents, progress=progress
+    ).run()
+    run, records = found.state.run, found.all_steps()
     return Replay(
-        arrival_ns=scheduler.arrival_ns,
-        outcomes=_columns(result.outcomes, OUTCOMES),
-        steps=steps,
-        gaps=(np.array(list(gaps), np.int64), np.array(list(gaps.values()), np.int64)),
-        preemptions=len(result.preemptions),
-        recomputed_tokens=result.recomputed_tokens,
-        interrupted=interrupted,
+        arrival_ns=found.outcome("arrival_ns"),
+        outcomes={name: found.outcome(name) for name in (*OUTCOMES, *CACHED)},
+        steps={name: records[name].copy() for name in (*STEPS, "used_blocks", "evictions")},
+        gaps=found.all_gaps(),
+        preemptions=int(run.preemptions),
+        recomputed_tokens=int(run.recomputed),
+        interrupted=found.interrupted,
+        **{f"{name}_tokens": int(run[name]) for name in SHARED},
     )
-
-
-def _columns(records: list[Any], names: tuple[str, ...]) -> Columns:
-    return {name: np.array([getattr(one, name) for one in records], np.int64) for name in names}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 RECOMPUTE, SWAP = "recompute", "swap"
 ABORT_HEAD, STOP = "abort-head", "stop"
 FCFS, PRIORITY = "fcfs", "priority"
+MAX_TOKENS, EOS = "max-tokens", "eos"
 STATUSES = ("done", "cut", "rejected", "aborted", "unfinished")
 NOBODY_WAITS, NO_SEAT, NO_TOKENS, NO_MEMORY = range(4)
 """What kept the head of the queue out of a step: max_num_seqs, the step's tokens, or memory."""
@@ -47,6 +48,8 @@ class Settings:
     prefix_caching: bool = False
     policy: str = FCFS
     async_scheduling: bool = False
+    finish_by: str = MAX_TOKENS
+    """eos: max_model_len alone bounds the output, and the last token wanted ends it, as it turns out."""
     step_time: StepTime = field(default_factory=StepTime)
 
     @property

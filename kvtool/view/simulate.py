@@ -57,10 +57,11 @@ def _times(row: Row) -> Table:
 
 def _lines(rows: tuple[Row, ...]) -> Table:
     apart = _apart(rows)
+    cached = any(row["queried_tokens"] for row in rows)
     columns = (
         *(name.replace("_", " ") for name in apart),
         "tokens/s", "requests/s", "batch", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99",
-        "E2E p50", "preemptions", "not served",
+        "E2E p50", "preemptions", "not served", *(["hit rate"] if cached else []),
     )  # fmt: skip
     times = ("ttft_s_p50", "ttft_s_p99", "itl_s_p50", "itl_s_p99", "e2e_s_p50")
     return Table(
@@ -73,6 +74,7 @@ def _lines(rows: tuple[Row, ...]) -> Table:
                 *(seconds(row[name]) for name in times),
                 number(row["preemptions"]),
                 number(row["requests"] - row["finished"]),
+                *([_hit_rate(row)] if cached else []),
             )
             for row in rows
         ),
@@ -113,7 +115,9 @@ def _best(rows: tuple[Row, ...]) -> list[str]:
 
 def _about(row: Row) -> list[str]:
     """The verdict first, then why, then what the times are worth."""
-    told = (_verdict(row), _unserved(row), _preempted(row), _binds(row), _law(row))
+    told = (
+        _verdict(row), _unserved(row), _cached(row), _preempted(row), _binds(row), _law(row),
+    )  # fmt: skip
     return [text for text in told if text]
 
 
@@ -150,13 +154,26 @@ def _unserved(row: Row) -> str:
     return f"Not served: {', '.join(said)}{f'; {cut}' if row['cut'] else ''}."
 
 
+def _cached(row: Row) -> str:
+    """What the prefix cache spared."""
+    queried, hit = row["queried_tokens"], row["hit_tokens"]
+    if not queried:
+        return ""
+    return (
+        f"{hit:,} of {queried:,} prompt tokens were cached, {hit / queried:.1%}; "
+        f"{counted(row['evictions'], 'eviction')}."
+    )
+
+
 def _preempted(row: Row) -> str:
     if not row["preemptions"]:
         return "Nobody was preempted." if row["steps"] else ""
     share = row["recomputed_tokens"] / row["scheduled_tokens"] if row["scheduled_tokens"] else 0.0
+    again = row["rehit_tokens"]
+    found = f"; {again:,} of their tokens were cached at the return" if again else ""
     return (
         f"{counted(row['preemptions'], 'preemption')} cost {row['recomputed_tokens']:,} computed "
-        f"tokens, {share:.1%} of the {row['scheduled_tokens']:,} that were scheduled."
+        f"tokens, {share:.1%} of the {row['scheduled_tokens']:,} that were scheduled{found}."
     )
 
 
@@ -183,6 +200,11 @@ def _law(row: Row) -> str:
         f"Times follow from --step-time, which is chosen, not measured: {row['base_ns']:,} ns a "
         f"step, {row['token_ns']:,} a token, {row['context_ns']:,} a token of context."
     )
+
+
+def _hit_rate(row: Row) -> str:
+    queried = row["queried_tokens"]
+    return f"{row['hit_tokens'] / queried:.1%}" if queried else "–"
 
 
 def _rate(value: float | None) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 
 from kvtool.jit import compiled, part
 from kvtool.sim.blocks.admission import admit, threshold
-from kvtool.sim.blocks.numbers import NONE
 from kvtool.sim.blocks.output import process
 from kvtool.sim.blocks.running import append_scheduled, preempt, worst
 from kvtool.sim.blocks.state import State
@@ -67,9 +66,11 @@ def schedule(s: State) -> bool:
     """A step; False: it waits for room, and goes on from there when called again."""
     run = s.run
     if not run.midway:
-        most = min(run.free_blocks, run.token_budget // run.block_size + run.running)
+        most = most_taken(s, run.token_budget)
         if not has_records(run, s.blocks, s.cells, most):
-            return False
+            most = min(most, most_taken(s, wanted(s)))
+            if not has_records(run, s.blocks, s.cells, most):
+                return False
         run.budget = run.token_budget
         run.crowd = run.running + num_waiting(run)
         run.now_tokens = run.now_context = run.now_batch = run.places = 0
@@ -85,10 +86,31 @@ def schedule(s: State) -> bool:
 
 
 @part
+def most_taken(s: State, tokens: int) -> int:
+    """The most blocks that running requests take in a step of so many tokens.
+
+    Those of the tokens and, if a victim gives its own back, fewer than that which are still free then.
+    """
+    run = s.run
+    return min(run.free_blocks, 2 * (tokens // run.block_size + run.running + 1))
+
+
+@part
+def wanted(s: State) -> int:
+    """Tokens that running requests could compute at once: the budget may be far above them."""
+    tokens, at = 0, s.run.first
+    while at >= 0:
+        request = s.requests[at]
+        tokens += request.prompt + request.generated + request.placeholders - request.computed
+        at = request.next
+    return tokens
+
+
+@part
 def schedule_running(s: State) -> None:
     """R2 to R5: in the order of admission; who finds no block preempts."""
     run, requests = s.run, s.requests
-    at = np_int(run.first)
+    at = run.first
     while at >= 0 and run.budget > 0:
         request = requests[at]
         n = chunk(run, request)
@@ -97,7 +119,7 @@ def schedule_running(s: State) -> None:
             if tokens > request.blocks * run.block_size:
                 needed = blocks_for(run, tokens) - request.blocks
                 while needed > run.free_blocks:
-                    victim = worst(run, requests) if run.by_priority else np_int(run.last)
+                    victim = worst(run, requests) if run.by_priority else run.last
                     preempt(s, victim)
                     if victim == at:
                         return
@@ -105,13 +127,7 @@ def schedule_running(s: State) -> None:
             if run.caching:
                 register(s, at, min(tokens, request.prompt + request.generated))
             append_scheduled(s, at, n)
-        at = np_int(request.next)
-
-
-@part
-def np_int(number: Any) -> int:
-    """In 64 bits."""
-    return number + 0
+        at = request.next
 
 
 @part
@@ -143,7 +159,7 @@ def close_step(s: State) -> None:
     others = 0
     for k in range(run.in_flight):
         others += run.batch_size[(run.oldest + k) & 1]
-    if run.now_batch == 0 and (others == 0 and not preempted or preempted and never_fits(s)):
+    if run.now_batch == 0 and ((others == 0 and not preempted) or (preempted and never_fits(s))):
         run.clock = max(run.clock, begun)
         if run.aborts:
             at = head_of_queue(s)
@@ -182,6 +198,3 @@ def note_step(s: State) -> None:
     told.held_up = run.held_up
     run.steps_kept += 1
     run.work += run.places + 1
-
-
-_ = NONE

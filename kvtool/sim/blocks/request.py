@@ -75,4 +75,5 @@ class Step:
     used_blocks: int
     context_tokens: int
     evictions: int
+    held_up: int
     end_ns: int = 0

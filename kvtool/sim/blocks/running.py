@@ -65,11 +65,9 @@ def worst(run: Any, requests: Any) -> int:
     found = at = run.first
     while at >= 0:
         a, b = requests[at], requests[found]
-        if a.priority > b.priority or (
-            a.priority == b.priority and a.arrival_ns > b.arrival_ns
-        ):
+        if a.priority > b.priority or (a.priority == b.priority and a.arrival_ns > b.arrival_ns):
             found = at
-        at = requests[at].next + 0
+        at = requests[at].next
     return found
 
 

@@ -17,6 +17,10 @@ from kvtool.sim.settings import (
     ABORTED,
     CUT,
     DONE,
+    NO_MEMORY,
+    NO_SEAT,
+    NO_TOKENS,
+    NOBODY_WAITS,
     PRIORITY,
     REJECTED,
     UNFINISHED,
@@ -101,24 +105,21 @@ class CachedScheduler:
         num_preemptions, evicted = len(self.preemptions), self.pool.num_evicted
         self._schedule_running(step)
         preempted = len(self.preemptions) > num_preemptions
-        if not preempted:  # R6
-            self._admit(step)
+        held_up = NO_MEMORY if preempted else self._admit(step)  # R6
         batch = Batch(step=step, end_ns=0, scheduled=[])
         for request, n in self.scheduled.items():
             request.computed += n
-        tokens = sum(self.scheduled.values())
-        context = sum(request.computed for request in self.scheduled)
-        for request, n in self.scheduled.items():
             samples = request.computed == request.num_tokens + request.placeholders
             if samples and self.settings.async_scheduling:
                 request.placeholders += 1
             batch.scheduled.append((request, n, samples))
+        tokens = sum(self.scheduled.values())
+        context = sum(request.computed for request in self.scheduled)
         law = self.settings.step_time
         duration = law.base_ns + law.token_ns * tokens + law.context_ns * context
         if self.settings.async_scheduling and not self.scheduled:
             duration = 0
-        batch.end_ns = max(self.last_end_ns, self.clock_ns) + duration
-        self.last_end_ns = batch.end_ns
+        batch.end_ns = self.last_end_ns = max(self.last_end_ns, self.clock_ns) + duration
         self.steps.append(
             Step(
                 scheduled_tokens=tokens,
@@ -128,11 +129,13 @@ class CachedScheduler:
                 used_blocks=self.pool.num_blocks - self.pool.num_free,
                 context_tokens=context,
                 evictions=self.pool.num_evicted - evicted,
+                held_up=held_up,
                 end_ns=batch.end_ns,
             )
         )
-        self.in_flight.append(batch)
-        if not self.scheduled and not preempted and len(self.in_flight) == 1:
+        if self.scheduled or not self._is_stuck(preempted=preempted):
+            self.in_flight.append(batch)
+        else:
             self._stall(batch)
 
     def _schedule_running(self, step: int) -> None:
@@ -217,19 +220,23 @@ class CachedScheduler:
         self.pool.free(request.table)
         request.table, request.registered = [], 0
 
-    def _admit(self, step: int) -> None:
-        """R7 to R11: from the head of the queue until something fails."""
+    def _admit(self, step: int) -> int:
+        """R7 to R11: from the head of the queue until something fails. What failed."""
         settings, pool = self.settings, self.pool
-        while self.waiting and self.budget > 0 and len(self.running) < settings.max_running:
+        while self.waiting:
+            if len(self.running) >= settings.max_running:
+                return NO_SEAT
+            if self.budget <= 0:
+                return NO_TOKENS
             request = self.waiting[0]
             hits = self._hits(request)
             cached = len(hits) * pool.block_size
             n = self._threshold(request.num_tokens - cached)
             if not settings.chunked_prefill and n > self.budget:
-                return
+                return NO_TOKENS
             n = min(n, self.budget)
             if not self._has_room(request, hits, cached + n):
-                return
+                return NO_MEMORY
             self.waiting.popleft()
             pool.touch(hits)
             request.table, request.registered = list(hits), len(hits)
@@ -240,6 +247,7 @@ class CachedScheduler:
             self.running.append(request)
             self.scheduled[request] = n
             self.budget -= n
+        return NOBODY_WAITS
 
     def _hits(self, request: Request) -> list[int]:
         """R10: of the full blocks before the last token."""
@@ -319,9 +327,19 @@ class CachedScheduler:
             child.arrival_ns = self.clock_ns + child.think_ns
             heapq.heappush(self.arrivals, (child.arrival_ns, child.index))
 
+    def _is_stuck(self, *, preempted: bool) -> bool:
+        """R18: an empty step, and nothing under way that will change anything.
+
+        Unchecked, a head that is larger than the pool would be computed and preempted for ever.
+        """
+        if not preempted:
+            return not any(batch.scheduled for batch in self.in_flight)
+        head = self.waiting[0]
+        larger = head.num_tokens > self.settings.num_slots
+        return larger and not self.running and not self.settings.reserve_full_prompt
+
     def _stall(self, batch: Batch) -> None:
         """R18: nothing will change, because the head never fits: it is aborted, or the run ends."""
-        self.in_flight.remove(batch)
         self.clock_ns = max(self.clock_ns, batch.end_ns)
         if self.settings.on_stall != ABORT_HEAD:
             self.is_stopped = True

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from kvtool.errors import KvtoolError
 from kvtool.jit import compiled
 from kvtool.sim.blocks.index import put
 from kvtool.sim.blocks.numbers import END, FRESH, NO_NAME, NONE
@@ -24,6 +25,8 @@ Records: TypeAlias = Any
 """A numpy record or an array of records, which numba reads by attribute."""
 STEPS_KEPT = 1 << 16
 """Steps and gaps that are kept before they are handed over."""
+MOST_TAKEN = 1 << 27
+"""Blocks that may ever be taken, of a pool of any size: 8 GiB with what finds them."""
 FIRST_ROOM = 1 << 12
 """Blocks, places in tables and names that there is room for at first."""
 
@@ -211,10 +214,16 @@ def _with_pieces(state: State, contents: Contents) -> State:
 def grown(state: State) -> State:
     """The same state with the room that the run asks for, twice what it had at least."""
     run, caching = state.run, bool(state.run.caching)
+    if max(run.want_blocks, run.want_cells, run.want_names) > MOST_TAKEN:
+        raise KvtoolError(
+            f"more than {MOST_TAKEN:,} blocks would be in use, and each is kept apart",
+            "give fewer --num-blocks, larger blocks, or fewer tokens that run at once",
+            code="too_large",
+        )
     blocks, slots, cells, names = state.blocks, state.slots, state.cells, state.names
     if run.want_blocks > len(blocks) - 2:
-        most = int(run.num_blocks)
-        blocks = _longer(blocks, min(max(run.want_blocks, 2 * len(blocks)), most) + 2)
+        most = min(int(run.num_blocks), max(int(run.want_blocks), 2 * len(blocks)))
+        blocks = _longer(blocks, most + 2)
         if caching:
             slots = records(SLOT, _num_slots(len(blocks)), NO_NAME)
             reindex(blocks, slots, run.numbered)
