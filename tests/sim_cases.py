@@ -306,6 +306,7 @@ def drawn_settings(draw: st.DrawFn, longest: int) -> Settings:
             base_ns=draw(pick((7, 1, 0))),
             token_ns=draw(pick((3, 1, 0))),
             context_ns=draw(pick((1, 0))),
+            read_ns=draw(pick((0, 0, 9, 60))),
         ),
     )
 

@@ -121,8 +121,6 @@ def fields_in(row: dict[str, Any]) -> set[str]:
         ["fragment", "--num-requests", "50"],
         [
             "prefix",
-            "--num-requests",
-            "50",
             "--workload",
             "chat+agent",
             "--capacity",

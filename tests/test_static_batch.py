@@ -120,7 +120,7 @@ class Twin:
             computed = len(batch) * (longest if step == 0 else 1)
             context = len(batch) * (longest + step)
             self.counts["scheduled"] += computed
-            self.clock_ns += law.base_ns + law.token_ns * computed + law.context_ns * context
+            self.clock_ns += law.ns(computed, context)
         self.points.append(Sums(**{name: self.whole[name] - before[name] for name in self.whole}))
         self.counts["completed"] += len(batch)
         self.counts["peak"] = max(self.counts["peak"], len(batch))
@@ -163,6 +163,7 @@ def drawn_cases(draw: st.DrawFn) -> Case:
                 base_ns=draw(pick((3, 0))),
                 token_ns=draw(pick((2, 0))),
                 context_ns=draw(pick((1, 0))),
+                read_ns=draw(pick((0, 0, 7, 40))),
             ),
         ),
     )

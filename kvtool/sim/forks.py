@@ -150,8 +150,7 @@ class Forks:
         left = len(self.groups) - ended - self.prompt_too_long  # running, waiting or still to come
         measured = ended >= warm_up_of(len(self.groups)) and left > len(self.running)
         ledger.record(measured=measured, blocked=blocked)
-        self.clock_ns += law.base_ns
-        self.clock_ns += law.token_ns * self.scheduled_tokens + law.context_ns * ledger.context
+        self.clock_ns += law.ns(self.scheduled_tokens, ledger.context)
         self.end_ns = self.clock_ns
         self.all_scheduled += self.scheduled_tokens
         for group in self.prefilled:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from kvtool.jit import compiled, part
 from kvtool.sim.admission import admit, blocks_for, hold_blocks, set_pad, threshold
+from kvtool.sim.clock import LATEST_NS, step_ns
 from kvtool.sim.ending import abort_head, finish_due, output_of_prefills
 from kvtool.sim.lists import (
     computed_now,
@@ -26,7 +27,6 @@ from kvtool.sim.state import CALENDAR, GROW, NONE, PAGED, POINTS, Lines, Records
 ALL_DONE, MORE_REQUESTS, FULL, PAUSED = range(4)
 CLOCK_IS_FULL = 2
 """In `run.stopped`, beside 1: the head of the queue never fits."""
-LATEST_NS = 9.2e18
 
 
 @compiled
@@ -115,11 +115,11 @@ def tick(run: Run) -> None:
     run.tokens += run.now_tokens
     run.scheduled += run.now_tokens
     run.now_context = run.tokens - run.now_unseen
-    passed = float(run.token_ns) * run.now_tokens + float(run.context_ns) * run.now_context
-    if run.clock + passed + run.base_ns > LATEST_NS:
+    passed = step_ns(run)
+    if passed < 0 or float(run.clock) + passed > LATEST_NS:
         run.stopped = CLOCK_IS_FULL
         return
-    run.clock += run.base_ns + run.token_ns * run.now_tokens + run.context_ns * run.now_context
+    run.clock += passed
 
 
 @part

@@ -226,7 +226,7 @@ class Scheduler:
         law = self.settings.step_time
         tokens = sum(n for _, n in scheduled)
         context = sum(request.computed for request, _ in scheduled)
-        self.clock_ns += law.base_ns + law.token_ns * tokens + law.context_ns * context
+        self.clock_ns += law.ns(tokens, context)
         cached = sum(request.computed for request in self.running)
         needed = [min(self.memory.held_slots(r), r.final_tokens) for r in self.running]
         held = self.memory.used_slots()

@@ -16,11 +16,23 @@ DONE, CUT, REJECTED, ABORTED, UNFINISHED = range(5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Nanoseconds of a step: base + token × scheduled tokens + context × their context tokens."""
+    """Nanoseconds of a step: base + token × scheduled tokens + context × their context tokens.
+
+    With `read_ns`, what reading the weights takes, reading and computing overlap: base + the longer of
+    read + context × context tokens and token × scheduled tokens. A step without tokens takes base.
+    """
 
     base_ns: int = 10_000_000
     token_ns: int = 20_000
     context_ns: int = 1
+    read_ns: int = 0
+
+    def ns(self, tokens: int, context: int) -> int:
+        """Of a step of so many tokens, whose requests have so many tokens of context."""
+        if self.read_ns and tokens:
+            reading = self.read_ns + self.context_ns * context
+            return self.base_ns + max(reading, self.token_ns * tokens)
+        return self.base_ns + self.token_ns * tokens + self.context_ns * context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

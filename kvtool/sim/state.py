@@ -40,7 +40,7 @@ RUN = _record(
     # the settings
     "allocator placement num_slots num_blocks block_size max_model_len max_running most token_budget"
     " max_batched_tokens chunked_prefill watermark_blocks full_check threshold adaptive"
-    " swaps cpu_blocks aborts base_ns token_ns context_ns warm_up"
+    " swaps cpu_blocks aborts base_ns token_ns context_ns read_ns warm_up"
     # where it stands: time, the stream of requests, lists of lines
     " clock step phase head arrived first last running decoding prefilling preempted"
     " free_lines head_line stamp holes"
@@ -151,7 +151,7 @@ def _run_record(allocator: str, where: str, settings: Settings, warm_up: int, mo
     run.adaptive = settings.long_prefill_adaptive
     run.swaps = settings.preemption == SWAP
     run.aborts = settings.on_stall == ABORT_HEAD
-    for name in ("base_ns", "token_ns", "context_ns"):
+    for name in ("base_ns", "token_ns", "context_ns", "read_ns"):
         run[name] = getattr(settings.step_time, name)
     run.most = most
     run.free_blocks = settings.num_blocks

@@ -147,8 +147,23 @@ class StaticBatches:
         if not steps:
             return 0, 0
         scheduled = batch * (prompt + steps - 1)
-        context = batch * (steps * prompt + steps * (steps - 1) // 2)
-        return law.base_ns * steps + law.token_ns * scheduled + law.context_ns * context, scheduled
+        first = law.ns(batch * prompt, batch * prompt)
+        return first + self._decode_ns(batch, prompt, steps - 1), scheduled
+
+    def _decode_ns(self, batch: int, prompt: int, steps: int) -> int:
+        """Of steps with a token a row, each with one more token of context in each: reading takes longer
+        than computing from some step on."""
+        law = self.settings.step_time
+        begin = 0  # of the steps that read for longer than they compute
+        if law.read_ns:
+            begin = bisect.bisect_left(
+                range(steps), law.token_ns * batch,
+                key=lambda step: law.read_ns + law.context_ns * batch * (prompt + step + 1),
+            )  # fmt: skip
+        left = steps - begin
+        context = batch * (left * (prompt + begin) + left * (left + 1) // 2)
+        computing = law.token_ns * batch * (begin if law.read_ns else steps)
+        return law.base_ns * steps + law.read_ns * left + law.context_ns * context + computing
 
     def _tick(self, batch: int, width: int, steps: int) -> None:
         """Every row computes in every step, whether its request is done or not."""

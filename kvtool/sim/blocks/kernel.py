@@ -17,7 +17,6 @@ from kvtool.sim.blocks.tables import blocks_for, has_records, register, take
 from kvtool.sim.blocks.waiting import (
     CLOCK_IS_FULL,
     HEAD_NEVER_FITS,
-    LATEST_NS,
     arrive,
     end,
     head_of_queue,
@@ -25,6 +24,7 @@ from kvtool.sim.blocks.waiting import (
     next_arrival,
     num_waiting,
 )  # fmt: skip
+from kvtool.sim.clock import LATEST_NS, step_ns
 from kvtool.sim.settings import ABORTED, NO_MEMORY
 
 ALL_DONE, FULL, MORE_ROOM, PAUSED = range(4)
@@ -148,12 +148,12 @@ def close_step(s: State) -> None:
     run = s.run
     preempted = run.preemptions > run.preempted_before
     begun = max(run.last_end, run.clock)
-    passed = float(run.token_ns) * run.now_tokens + float(run.context_ns) * run.now_context
-    if begun + passed + run.base_ns > LATEST_NS:
+    passed = step_ns(run)
+    if passed < 0 or float(begun) + passed > LATEST_NS:
         run.stopped = CLOCK_IS_FULL
         return
     if run.now_batch > 0 or run.most_in_flight == 1:
-        begun += run.base_ns + run.token_ns * run.now_tokens + run.context_ns * run.now_context
+        begun += passed
     run.last_end = begun
     note_step(s)
     others = 0

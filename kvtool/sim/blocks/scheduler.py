@@ -116,7 +116,7 @@ class CachedScheduler:
         tokens = sum(self.scheduled.values())
         context = sum(request.computed for request in self.scheduled)
         law = self.settings.step_time
-        duration = law.base_ns + law.token_ns * tokens + law.context_ns * context
+        duration = law.ns(tokens, context)
         if self.settings.async_scheduling and not self.scheduled:
             duration = 0
         batch.end_ns = self.last_end_ns = max(self.last_end_ns, self.clock_ns) + duration

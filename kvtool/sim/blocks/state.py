@@ -42,7 +42,7 @@ RUN = _record(
     # the settings
     "num_blocks block_size max_model_len max_running token_budget max_batched_tokens chunked_prefill"
     " watermark_blocks full_check threshold adaptive aborts caching by_priority to_eos most_in_flight"
-    " base_ns token_ns context_ns"
+    " base_ns token_ns context_ns read_ns"
     # time, and who is where: `sorted` known arrivals of which `next_sorted` is next, `pending` later
     # ones, `head` to `arrived` in the order of arrival, or `heaped` by priority, `preempted` in front
     " clock last_end step count sorted next_sorted pending arrived head heaped preempted"
@@ -145,7 +145,7 @@ def _run_record(requests: Requests, settings: Settings) -> Records:
         "max_batched_tokens", "chunked_prefill", "watermark_blocks",
     ):  # fmt: skip
         run[name] = getattr(settings, name)
-    for name in ("base_ns", "token_ns", "context_ns"):
+    for name in ("base_ns", "token_ns", "context_ns", "read_ns"):
         run[name] = getattr(settings.step_time, name)
     run.full_check = settings.reserve_full_prompt
     run.threshold = settings.long_prefill_threshold

@@ -19,7 +19,7 @@ from kvtool.trace_blocks import HashedRequests
 
 Ints = NDArray[np.int32]
 MOST_KEYS = 2**31 - 2
-_FIRST_SLOTS = 1 << 16
+_FIRST_SLOTS = 1 << 19
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,7 +108,8 @@ def slot_of(name: Any, parent: Any, known: Any, before: Any, slots: Any) -> Any:
     """Where the key of a block is, or is to be put: nothing ever leaves the table.
 
     First where its name says: traces count their blocks, and then neighbours are neighbours in memory.
-    If another one is there, from where a hash of both says.
+    If another one is there, from where a hash of both says, in strides that it says too: such names
+    fill long stretches, which must be left at once.
     """
     mask = np.uint64(len(slots) - 1)
     slot = np.uint64(name) & mask
@@ -120,10 +121,11 @@ def slot_of(name: Any, parent: Any, known: Any, before: Any, slots: Any) -> Any:
     mixed = (mixed ^ (mixed >> np.uint64(29))) + np.uint64(parent + 1) * np.uint64(
         0xBF58476D1CE4E5B9
     )
-    slot = (mixed ^ (mixed >> np.uint64(32))) & mask
+    mixed = mixed ^ (mixed >> np.uint64(32))
+    slot, stride = mixed & mask, (mixed >> np.uint64(40)) | np.uint64(1)
     found = slots[slot]
     while found >= 0 and (known[found] != name or before[found] != parent):
-        slot = (slot + np.uint64(1)) & mask
+        slot = (slot + stride) & mask
         found = slots[slot]
     return slot
 
