@@ -6,7 +6,7 @@ whole nanoseconds a row has in seconds.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvtool.requests import SECOND_NS
@@ -16,8 +16,26 @@ if TYPE_CHECKING:
     from kvtool.run import Row
     from kvtool.sim.replay import Replay
     from kvtool.sim.settings import Settings
+    from kvtool.slo import Slo
 
 PERCENTILES = (50, 90, 99)
+GROWS, FEW_WAIT = 0.1, 10
+"""Of who arrives in the second half, the share that the queue grows by; fewer than so many are no queue."""
+STRETCHES = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """Means over equal stretches of time, whose ends are `end_s`."""
+
+    name: str
+    end_s: tuple[float, ...]
+    batch: tuple[float, ...]
+    waiting: tuple[float, ...]
+    used_share: tuple[float, ...]
+    """Of the pool's blocks."""
+    preemptions: tuple[float, ...]
+    """So far."""
 
 
 def row_of(found: Replay, requests: Requests, settings: Settings) -> Row:
@@ -32,8 +50,82 @@ def row_of(found: Replay, requests: Requests, settings: Settings) -> Row:
         **_times(found),
         **_queue(found),
         "swapped_bytes": None,
-        "tokens_per_usd": None,
     }
+
+
+def goals_of(found: Replay, slo: Slo | None, row: Row, priced_usd: float | None) -> Row:
+    """Which requests met an objective, what a dollar buys, and whether the queue has an end."""
+    from kvtool.slo import NAMES, met
+
+    limits = slo.limits if slo else {}
+    goals: Row = {
+        f"slo_{name}_s": limits[name] / SECOND_NS if name in limits else None for name in NAMES
+    }
+    share = goodput = None
+    if slo is not None:
+        good = met(slo, found)
+        share = float(good.mean()) if len(good) else 0.0
+        goodput = float(good.sum()) / row["span_s"] if row["span_s"] else None
+    rate = row["output_tokens_per_s"]
+    return {
+        **goals,
+        "slo_met_share": share,
+        "goodput_requests_per_s": goodput,
+        "usd_per_hour": priced_usd,
+        "tokens_per_usd": rate * 3600 / priced_usd if rate and priced_usd else None,
+        **growth_of(found),
+    }
+
+
+def growth_of(found: Replay) -> Row:
+    """Who waits in the middle and at the end of the arrivals: a queue that is longer by a tenth of who
+    came in between has no end."""
+    import numpy as np
+
+    arrivals = np.sort(found.arrival_ns[found.arrival_ns >= 0])
+    ends, waiting = found.steps["end_ns"], found.steps["waiting"]
+    row: Row = {"arrivals_per_s": None, "queue_mid": None, "queue_end": None, "queue_grows": False}
+    if len(arrivals) < 2 or arrivals[0] == arrivals[-1] or not len(ends):
+        return row
+    middle = len(arrivals) // 2
+    places = np.searchsorted(ends, [arrivals[middle], arrivals[-1]])
+    mid, last = waiting[np.minimum(places, len(ends) - 1)].tolist()
+    span_s = int(arrivals[-1] - arrivals[0]) / SECOND_NS
+    grown = (last - mid) / max(1, len(arrivals) - middle)
+    return {
+        "arrivals_per_s": (len(arrivals) - 1) / span_s,
+        "queue_mid": mid,
+        "queue_end": last,
+        "queue_grows": bool(grown > GROWS and last > FEW_WAIT),
+    }
+
+
+def timeline_of(name: str, found: Replay, settings: Settings) -> Timeline:
+    """A run over time for a picture: means over equal stretches, weighted by how long steps took."""
+    import numpy as np
+
+    ends = found.steps["end_ns"].astype(np.float64) / SECOND_NS
+    if not len(ends):
+        return Timeline(name=name, end_s=(), batch=(), waiting=(), used_share=(), preemptions=())
+    begins = np.concatenate([[max(0.0, float(found.arrival_ns.min()) / SECOND_NS)], ends[:-1]])
+    edges = np.linspace(begins[0], ends[-1], min(STRETCHES, len(ends)) + 1)
+
+    def mean(values: Any) -> tuple[float, ...]:
+        """The integral up to each edge, as differences over their distance."""
+        area = np.concatenate([[0.0], np.cumsum(values * (ends - begins))])
+        at_edges = np.interp(edges, np.concatenate([begins[:1], ends]), area)
+        return tuple((np.diff(at_edges) / np.diff(edges)).tolist())
+
+    done = np.searchsorted(ends, edges[1:])
+    preemptions = found.steps["preemptions"][np.minimum(done, len(ends) - 1)]
+    return Timeline(
+        name=name,
+        end_s=tuple(edges[1:].tolist()),
+        batch=mean(found.steps["batch"]),
+        waiting=mean(found.steps["waiting"]),
+        used_share=mean(found.steps["used_blocks"] / settings.num_blocks),
+        preemptions=tuple(preemptions.tolist()),
+    )
 
 
 def _settings(settings: Settings) -> Row:

@@ -102,7 +102,7 @@ class Traffics:
 
 def traffics_of(given: Mapping[str, Any]) -> Traffics:
     """Where the requests come from; the trace is read here."""
-    _load.cache_clear()
+    load.cache_clear()
     dists = [name for name in DISTS if given[name]]
     trace = None
     if given["trace"] is not None:
@@ -162,7 +162,7 @@ def _longest(given: Mapping[str, Any], preset: WorkloadPreset | None, trace: Tra
         from kvtool.model import read_model
 
         table = catalog.class_defaults()["types"]
-        longest = read_model(_load(given["model"]).config, table).max_context
+        longest = read_model(load(given["model"]).config, table).max_context
         if longest is not None:
             return longest
     return LONGEST if trace is None else room_for_longest(trace)
@@ -222,13 +222,13 @@ def pools_of(given: Mapping[str, Any], traffics: Traffics) -> tuple[list[Pool], 
     pools = []
     for value in ways[many] or [None]:
         one = {name: values[0] if values else None for name, values in ways.items()}
-        pools.append(pool_of(load=_load, **fixed, **{**one, many: value}))
+        pools.append(pool_of(load=load, **fixed, **{**one, many: value}))
     notes += [note for pool in pools for note in (*_source(pool), *pool.notes)]
     return pools, list(dict.fromkeys(notes))
 
 
 @cache
-def _load(model: str) -> Any:
+def load(model: str) -> Any:
     """Once for a run: standard input can be read only once, and the Hub need not be asked again."""
     from kvtool.config import load_config
 

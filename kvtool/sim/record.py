@@ -26,6 +26,7 @@ def note_step(
         told.running, told.waiting, told.held = run.running, waiting, run.held
         told.context_tokens, told.decoded = run.now_context, run.now_decoded
         told.end_ns, told.held_up = run.clock, held_up
+        told.preemptions = run.preemptions
         run.steps_kept += 1
 
 

@@ -35,6 +35,7 @@ OUTCOMES = (
 CACHED = ("cached_tokens_first", "cached_tokens_after_preemption")
 STEPS = (
     "scheduled_tokens", "batch", "running", "waiting", "context_tokens", "end_ns", "held_up",
+    "preemptions",
 )  # fmt: skip
 SHARED = ("queried", "hit", "requery", "rehit")
 
@@ -48,7 +49,7 @@ class Replay:
     outcomes: Columns
     """OUTCOMES and CACHED of each request by index; `status` is a place in settings.STATUSES."""
     steps: Columns
-    """STEPS, `used_blocks` and `evictions` of each step."""
+    """STEPS (`preemptions` so far), `used_blocks` and `evictions` of each step."""
     gaps: tuple[Column, Column] | None
     """Nanoseconds between a request's consecutive tokens, and how often; None: not known."""
     preemptions: int

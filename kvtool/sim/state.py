@@ -75,7 +75,7 @@ LINE = _record(
 QUEUE = _record("arrival_ns prompt output index")
 SUMS = _record("steps token reserved internal external idle running no_seat no_tokens no_memory")
 STEP = _record(
-    "scheduled_tokens batch running waiting held context_tokens end_ns decoded held_up gap"
+    "scheduled_tokens batch running waiting held context_tokens end_ns preemptions decoded held_up gap"
 )
 OUTCOME = _record(
     "admit_step first_token_step finish_step first_token_ns finish_ns num_preemptions generated"

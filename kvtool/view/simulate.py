@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvtool.run import Row, Run
+from kvtool.simulate import Timeline
 from kvtool.view import Table, View
+from kvtool.view.timeline import timeline_chart
 from kvtool.view.words import counted, number, words_of
 
 SETTINGS = (
+    "scheduler", "rate",
     "num_blocks", "block_size", "max_model_len", "max_num_seqs", "max_num_active_seqs",
     "max_batched_tokens", "max_scheduled_tokens", "watermark", "long_prefill_threshold",
 )  # fmt: skip
@@ -22,12 +27,14 @@ LIMITS = {
 """What requests wait for, by the `waiting_for_…_steps` of a row."""
 
 
-def view(run: Run) -> View:
+def view(run: Run, lines: Sequence[Timeline] = ()) -> View:
     """One row: its figures and its times. Several: a line each, and which is best."""
-    rows = run.rows
+    rows, chart = run.rows, timeline_chart(lines) if lines else None
     if len(rows) == 1:
-        return View(tables=(_figures(rows[0]), _times(rows[0])), sentences=tuple(_about(rows[0])))
-    return View(tables=(_lines(rows),) if rows else (), sentences=tuple(_best(rows)))
+        tables = (_figures(rows[0]), _times(rows[0]))
+        return View(tables=tables, sentences=tuple(_about(rows[0])), chart=chart)
+    said = (*(_grows(row, rows) for row in rows if row["queue_grows"]), *_best(rows))
+    return View(tables=(_lines(rows),) if rows else (), sentences=said, chart=chart)
 
 
 def _figures(row: Row) -> Table:
@@ -58,28 +65,41 @@ def _times(row: Row) -> Table:
 def _lines(rows: tuple[Row, ...]) -> Table:
     apart = _apart(rows)
     cached = any(row["queried_tokens"] for row in rows)
+    goals = any(row["slo_met_share"] is not None for row in rows)
+    priced = any(row["tokens_per_usd"] is not None for row in rows)
     columns = (
         *(name.replace("_", " ") for name in apart),
         "tokens/s", "requests/s", "batch", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99",
         "E2E p50", "preemptions", "not served", *(["hit rate"] if cached else []),
+        *(["SLO met", "goodput/s"] if goals else []), *(["tokens/$"] if priced else []),
     )  # fmt: skip
     times = ("ttft_s_p50", "ttft_s_p99", "itl_s_p50", "itl_s_p99", "e2e_s_p50")
     return Table(
         columns=columns,
         rows=tuple(
             (
-                *(f"{row[name]:,}" for name in apart),
+                *(_value(row[name]) for name in apart),
                 *(_rate(row[f"{what}_per_s"]) for what in ("output_tokens", "requests")),
                 _rate(row["mean_batch"]),
                 *(seconds(row[name]) for name in times),
                 number(row["preemptions"]),
                 number(row["requests"] - row["finished"]),
                 *([_hit_rate(row)] if cached else []),
+                *(
+                    [f"{row['slo_met_share']:.1%}", _rate(row["goodput_requests_per_s"])]
+                    if goals
+                    else []
+                ),
+                *([_rate(row["tokens_per_usd"])] if priced else []),
             )
             for row in rows
         ),
         right=frozenset(columns),
     )
+
+
+def _value(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int | float) else str(value)
 
 
 def _apart(rows: tuple[Row, ...]) -> list[str]:
@@ -116,9 +136,35 @@ def _best(rows: tuple[Row, ...]) -> list[str]:
 def _about(row: Row) -> list[str]:
     """The verdict first, then why, then what the times are worth."""
     told = (
-        _verdict(row), _unserved(row), _cached(row), _preempted(row), _binds(row), _law(row),
+        _grows(row, (row,)) if row["queue_grows"] else "", _goal(row), _verdict(row), _unserved(row),
+        _cached(row), _preempted(row), _binds(row), _law(row),
     )  # fmt: skip
     return [text for text in told if text]
+
+
+def _grows(row: Row, rows: Sequence[Row]) -> str:
+    """Said first: then no time below means anything but the length of the run."""
+    which = (
+        f"{', '.join(_value(row[name]) for name in _apart(tuple(rows)))}: " if len(rows) > 1 else ""
+    )
+    return (
+        f"{which}The queue grows without bound: {row['arrivals_per_s']:.3g} requests arrive a second, and "
+        f"{row['queue_mid']:,} wait in the middle of the arrivals, {row['queue_end']:,} at their end. Times are "
+        "those of a run of this length."
+    )
+
+
+def _goal(row: Row) -> str:
+    if row["slo_met_share"] is None:
+        return ""
+    limits = [
+        f"{TIMES[name]} {seconds(row[f'slo_{name}_s'])}" for name in ("ttft", "tpot", "e2e")
+        if row[f"slo_{name}_s"] is not None
+    ]  # fmt: skip
+    return (
+        f"{row['slo_met_share']:.1%} of requests are within {', '.join(limits)}: a goodput of "
+        f"{_rate(row['goodput_requests_per_s'])} requests/s."
+    )
 
 
 def _verdict(row: Row) -> str:
@@ -196,6 +242,11 @@ def _binds(row: Row) -> str:
 
 def _law(row: Row) -> str:
     """The times are as good as this."""
+    if row["read_ns"]:
+        return (
+            f"A step is taken to last {row['base_ns']:,} ns and the longer of reading, {row['read_ns']:,} ns + "
+            f"{row['context_ns']:,} a token of context, and computing, {row['token_ns']:,} a token: not measured."
+        )
     return (
         f"Times follow from --step-time, which is chosen, not measured: {row['base_ns']:,} ns a "
         f"step, {row['token_ns']:,} a token, {row['context_ns']:,} a token of context."

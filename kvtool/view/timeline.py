@@ -3,24 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from kvtool.simulate import Timeline
 from kvtool.view import Chart, Charts, Line
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
-    """Means over equal stretches of time, whose ends are `end_s`."""
-
-    name: str
-    end_s: tuple[float, ...]
-    batch: tuple[float, ...]
-    waiting: tuple[float, ...]
-    used_share: tuple[float, ...]
-    """Of the pool's blocks."""
-    preemptions: tuple[float, ...]
-    """So far."""
-
 
 PANELS = (
     ("requests in a step", "batch", "requests"),

@@ -195,6 +195,6 @@ def note_step(s: State) -> None:
     told.used_blocks = run.num_blocks - run.free_blocks
     told.context_tokens, told.end_ns = run.now_context, run.last_end
     told.evictions = run.evicted - run.evicted_before
-    told.held_up = run.held_up
+    told.held_up, told.preemptions = run.held_up, run.preemptions
     run.steps_kept += 1
     run.work += run.places + 1

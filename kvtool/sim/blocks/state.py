@@ -89,7 +89,7 @@ NAME = _record("name piece block")
 LIST = _record("batch preempted")
 """`batch`: who is in a step, and 1 if it gets a token from it: two steps, one after the other."""
 STEP = _record(
-    "scheduled_tokens batch running waiting used_blocks context_tokens evictions end_ns held_up"
+    "scheduled_tokens batch running waiting used_blocks context_tokens evictions end_ns preemptions held_up"
     " gap weight"
 )
 """`gap` and `weight` are a list of their own: ns between two tokens of a request, and how often."""
