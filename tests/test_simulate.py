@@ -29,7 +29,7 @@ from sim_cases import (
 
 from kvtool.cli import simulate as command
 from kvtool.cli.options import defaults_of
-from kvtool.cli.scheduler_options import STEP_TIME, scheduler_grid
+from kvtool.cli.scheduler_options import scheduler_grid
 from kvtool.errors import KvtoolError
 from kvtool.requests import Requests
 from kvtool.sim import engine, kernel, replay
