@@ -15,11 +15,13 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
 	@echo "Options: VENV=$(VENV), PYTHON=/path/to/python3, JOBS=$(JOBS), PYTEST_ARGS='-k size'"
 
-demo: core ## install kvtool alone into .venv: sizes, the waste of a pool, two forks; no GPU
+demo: core ## install kvtool alone into .venv: sizes, waste, forks, shared prefixes, a scheduler; no GPU
 	$(BIN)/kvtool size llama-3-70b -c 8k -b 1,64
 	$(BIN)/kvtool size gemma-3-27b --explain
 	$(BIN)/kvtool fragment --dist zipf
 	$(BIN)/python scripts/demo_forks.py
+	$(BIN)/kvtool prefix --workload agent --capacity 4GiB,16GiB --model llama-3-8b
+	$(BIN)/kvtool simulate --workload chat --num-requests 1000 --rate 16 --model llama-3-8b --gpu h100
 
 test: full ## the tests, with every extra; not the slow ones
 	$(RUN) pytest -n $(JOBS) -m "not slow" $(PYTEST_ARGS)
