@@ -45,6 +45,7 @@ fmt: full ## format, and fix what ruff can fix
 bench: core ## start-up, simulators, prefix caches and the CPU kernel against goals, twins and peers
 	$(BIN)/python scripts/bench_startup.py
 	$(BIN)/python scripts/bench_simulators.py
+	$(BIN)/python scripts/bench_simulate.py
 	$(BIN)/python scripts/bench_prefix.py
 	$(BIN)/python scripts/bench_attention.py
 

@@ -1,4 +1,4 @@
-"""What kvtool knows beforehand: models, GPUs, workloads, class defaults, as presets/ has them.
+"""What kvtool knows beforehand: models, GPUs, workloads, claims, class defaults.
 
 tomllib is pure Python, so one preset is found by scanning the text for its name and only its own
 table is parsed; a whole kind is parsed, and validated, when it is listed.
@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 
 from kvtool.errors import KvtoolError, did_you_mean, usage_error
 
-KINDS = ("models", "gpus", "workloads", "prefixes")
+KINDS = ("models", "gpus", "workloads", "prefixes", "claims")
 """In the order in which a name is looked for: one that two kinds have is the first's."""
 
 _ROOT = Path(__file__).with_name("presets")
@@ -139,7 +139,25 @@ class PrefixPreset:
     note: str = ""
 
 
-_Preset = TypeVar("_Preset", ModelPreset, GpuPreset, WorkloadPreset, PrefixPreset)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimPreset:
+    """What somebody published, and kvtool commands that try it; scripts/claims.py reads `figures`."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    id: str
+    name: str
+    published: str
+    status: str
+    runs: dict[str, str]
+    figures: tuple[dict[str, Any], ...]
+    reason: str
+    source: str
+    note: str = ""
+
+
+_Preset = TypeVar("_Preset", ModelPreset, GpuPreset, WorkloadPreset, PrefixPreset, ClaimPreset)
+_ToFields = Callable[[str, dict[str, Any]], dict[str, Any]]
 
 
 def model_preset(name: str) -> ModelPreset | None:
@@ -150,26 +168,22 @@ def model_preset(name: str) -> ModelPreset | None:
 
 def gpu_preset(name: str) -> GpuPreset:
     """The preset of that id or alias in any case; blanks and underscores count as hyphens."""
-    found = _find("gpus", name)
-    if found is None:
-        raise _unknown("GPU", name, ("gpus",))
-    return GpuPreset(**_fields_with_id(*found))
+    return GpuPreset(**_named("gpus", "GPU", name))
 
 
 def workload_preset(name: str) -> WorkloadPreset:
     """The preset of that id or alias in any case; blanks and underscores count as hyphens."""
-    found = _find("workloads", name)
-    if found is None:
-        raise _unknown("workload", name, ("workloads",))
-    return WorkloadPreset(**_fields_with_id(*found))
+    return WorkloadPreset(**_named("workloads", "workload", name))
 
 
 def prefix_preset(name: str) -> PrefixPreset:
     """The preset of that id or alias in any case; blanks and underscores count as hyphens."""
-    found = _find("prefixes", name)
-    if found is None:
-        raise _unknown("workload with shared prefixes", name, ("prefixes",))
-    return PrefixPreset(**_fields_with_id(*found))
+    return PrefixPreset(**_named("prefixes", "workload with shared prefixes", name))
+
+
+def claim_preset(name: str) -> ClaimPreset:
+    """The preset of that id or alias in any case; blanks and underscores count as hyphens."""
+    return ClaimPreset(**_named("claims", "claim", name))
 
 
 @cache
@@ -194,6 +208,12 @@ def workload_presets() -> tuple[WorkloadPreset, ...]:
 def prefix_presets() -> tuple[PrefixPreset, ...]:
     """Every prefix preset, validated, in the order of the files."""
     return validate(PrefixPreset, _rows("prefixes", _fields_with_id))
+
+
+@cache
+def claim_presets() -> tuple[ClaimPreset, ...]:
+    """Every published claim, validated, in the order of the files."""
+    return validate(ClaimPreset, _rows("claims", _fields_with_id))
 
 
 @cache
@@ -241,9 +261,7 @@ def validate(cls: type[_Preset], rows: Iterable[dict[str, Any]]) -> tuple[_Prese
     return tuple(presets)
 
 
-def _rows(
-    kind: str, to_fields: Callable[[str, dict[str, Any]], dict[str, Any]]
-) -> Iterator[dict[str, Any]]:
+def _rows(kind: str, to_fields: _ToFields) -> Iterator[dict[str, Any]]:
     for key, text in _tables(kind).items():
         yield to_fields(key, tomllib.loads(text)[key])
 
@@ -253,6 +271,13 @@ def _model_fields(key: str, table: dict[str, Any]) -> dict[str, Any]:
     for dotted in row.pop("null_keys", ()):
         _insert_null(row["config"], dotted, key)
     return row
+
+
+def _named(kind: str, what: str, name: str) -> dict[str, Any]:
+    found = _find(kind, name)
+    if found is None:
+        raise _unknown(what, name, (kind,))
+    return _fields_with_id(*found)
 
 
 def _fields_with_id(key: str, table: dict[str, Any]) -> dict[str, Any]:
@@ -321,6 +346,5 @@ def _unknown(what: str, name: str, kinds: tuple[str, ...]) -> KvtoolError:
         for key, text in _tables(kind).items()
         for one in _names(key, tomllib.loads(text)[key])
     ]
-    near = did_you_mean(name, known).strip()
-    listing = f"kvtool presets {'|'.join(kinds)} lists them"
+    near, listing = did_you_mean(name, known), f"kvtool presets {'|'.join(kinds)} lists them"
     return usage_error(f"no {what} is called '{name}'", f"{near} {listing}".strip())

@@ -102,6 +102,28 @@ class _Asked:
     kv_dtype: str
 
 
+def token_bytes_of(
+    load: Callable[[str], LoadedConfig],
+    model: str,
+    *,
+    dtype: str | None,
+    kv_dtype: str | None,
+    tp: int | str | None,
+) -> tuple[int, int]:
+    """KV cache of a token, all layers: bytes of the whole model, and of the fullest of its ranks."""
+    asked = _Asked(
+        memory=None,
+        device=None,
+        tp=ranks_of(tp, 1),
+        dtype=None if dtype is None else dtype_named(dtype, flag="--dtype", among=MODEL_DTYPES),
+        kv_dtype=kv_dtype or "auto",
+    )
+    parse_kv_dtype(asked.kv_dtype, auto=DTYPES["bf16"])
+    layout, _ = _layout(asked, load(model))
+    size = ideal.size(layout, context=1, encoder=0)
+    return size.bytes, size.rank_bytes
+
+
 def ranks_of(tp: int | str | None, usual: int) -> int:
     """Tensor-parallel ranks as typed, or the usual number."""
     return usual if tp is None else parse_count(str(tp), name="--tp", high=MAX_PARALLEL)

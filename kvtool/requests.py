@@ -20,7 +20,8 @@ class Requests:
 
     `output_tokens` are the tokens that the request generates. `arrival_ns` counts from the start of
     the run; it need not rise with the index. A request whose arrival is -1 arrives `think_ns` after
-    the finish of request `parent`.
+    the finish of request `parent`. `prefilled` is 1 where the cache of the prompt and the first output
+    token come with the request, which then wants a second one at least; else 0.
     """
 
     arrival_ns: Column
@@ -29,6 +30,7 @@ class Requests:
     priority: Column | None = None
     parent: Column | None = None
     think_ns: Column | None = None
+    prefilled: Column | None = None
 
     def __post_init__(self) -> None:
         lengths = {len(column) for column in self.columns().values()}

@@ -38,18 +38,24 @@ class Timeline:
     """So far."""
 
 
-def row_of(found: Replay, requests: Requests, settings: Settings) -> Row:
-    """The row of a run: its settings, its totals, times of requests, and what made them wait."""
+def row_of(
+    found: Replay, requests: Requests, settings: Settings, bytes_per_token: int | None = None
+) -> Row:
+    """The row of a run: its settings, its totals, times of requests, and what made them wait.
+
+    `bytes_per_token` of the whole model say how many bytes were swapped.
+    """
+    block_bytes = None if bytes_per_token is None else bytes_per_token * settings.block_size
     return {
         "scheduler": "chunked" if settings.chunked_prefill else "continuous",
         "requests": len(requests),
-        **_settings(settings),
+        **echo_of(settings),
         **_totals(found),
         "larger_than_pool": _larger_than_pool(found, requests, settings),
-        **_rates(found),
-        **_times(found),
+        **rates_of(found, int(found.steps["end_ns"][-1]) if len(found.steps["end_ns"]) else None),
+        **times_of(found),
         **_queue(found),
-        "swapped_bytes": None,
+        "swapped_bytes": None if block_bytes is None else found.swapped_blocks * block_bytes,
     }
 
 
@@ -78,8 +84,8 @@ def goals_of(found: Replay, slo: Slo | None, row: Row, priced_usd: float | None)
 
 
 def growth_of(found: Replay) -> Row:
-    """Who waits in the middle and at the end of the arrivals: a queue that is longer by a tenth of who
-    came in between has no end."""
+    """Who waits in the middle and at the end of the arrivals: a queue has no end that grows by a tenth of
+    who came in between, or by half to more than ever ran at once."""
     import numpy as np
 
     arrivals = np.sort(found.arrival_ns[found.arrival_ns >= 0])
@@ -90,13 +96,21 @@ def growth_of(found: Replay) -> Row:
     middle = len(arrivals) // 2
     places = np.searchsorted(ends, [arrivals[middle], arrivals[-1]])
     mid, last = waiting[np.minimum(places, len(ends) - 1)].tolist()
+    return queue_row(arrivals, mid, last, int(found.steps["running"].max()))
+
+
+def queue_row(arrivals: Column, mid: int, last: int, most: int | None = None) -> Row:
+    """Whether a queue grows that was so long in the middle of these times, and so long at their end;
+    `most` requests ran at once, if that is known."""
+    middle = len(arrivals) // 2
     span_s = int(arrivals[-1] - arrivals[0]) / SECOND_NS
-    grown = (last - mid) / max(1, len(arrivals) - middle)
+    fast = (last - mid) / max(1, len(arrivals) - middle) > GROWS
+    slow = most is not None and last > mid * 3 / 2 and last > most
     return {
         "arrivals_per_s": (len(arrivals) - 1) / span_s,
         "queue_mid": mid,
         "queue_end": last,
-        "queue_grows": bool(grown > GROWS and last > FEW_WAIT),
+        "queue_grows": bool((fast or slow) and last > FEW_WAIT),
     }
 
 
@@ -128,12 +142,10 @@ def timeline_of(name: str, found: Replay, settings: Settings) -> Timeline:
     )
 
 
-def _settings(settings: Settings) -> Row:
+def echo_of(settings: Settings) -> Row:
     """Every setting under the name of its option, resolved."""
     echoed = asdict(settings)
     law = echoed.pop("step_time")
-    for name in ("preemption", "cpu_blocks"):
-        del echoed[name]
     return {
         **echoed,
         "max_num_active_seqs": settings.max_running,
@@ -144,25 +156,21 @@ def _settings(settings: Settings) -> Row:
 
 def _totals(found: Replay) -> Row:
     """Counts and sums over the whole run; a request that was cut is one that finished."""
-    from kvtool.sim.settings import STATUSES
-
     steps = found.steps
-    status = {word: int((found.outcomes["status"] == k).sum()) for k, word in enumerate(STATUSES)}
     count = len(steps["end_ns"])
     return {
         "steps": count,
         "end_ns": int(steps["end_ns"][-1]) if count else 0,
         "preemptions": found.preemptions,
         "recomputed_tokens": found.recomputed_tokens,
+        "swapped_blocks": found.swapped_blocks,
         "queried_tokens": found.queried_tokens,
         "hit_tokens": found.hit_tokens,
         "requery_tokens": found.requery_tokens,
         "rehit_tokens": found.rehit_tokens,
         "evictions": int(steps["evictions"].sum()),
         "scheduled_tokens": int(steps["scheduled_tokens"].sum()),
-        "generated_tokens": int(found.outcomes["generated"].sum()),
-        "finished": status["done"] + status["cut"],
-        **{word: status[word] for word in ("cut", "rejected", "aborted", "unfinished")},
+        **ends_of(found),
         "used_block_steps": int(steps["used_blocks"].sum()),
         "mean_used_blocks": float(steps["used_blocks"].mean()) if count else None,
         "mean_batch": float(steps["batch"].mean()) if count else None,
@@ -170,7 +178,19 @@ def _totals(found: Replay) -> Row:
     }
 
 
-def _finished(found: Replay) -> Any:
+def ends_of(found: Replay) -> Row:
+    """How requests ended, and the tokens that they were given."""
+    from kvtool.sim.settings import STATUSES
+
+    status = {word: int((found.outcomes["status"] == k).sum()) for k, word in enumerate(STATUSES)}
+    return {
+        "generated_tokens": int(found.outcomes["generated"].sum()),
+        "finished": status["done"] + status["cut"],
+        **{word: status[word] for word in ("cut", "rejected", "aborted", "unfinished")},
+    }
+
+
+def finished_in(found: Replay) -> Any:
     """Which requests got all their tokens, or all that max_model_len allows."""
     from kvtool.sim.settings import CUT, DONE
 
@@ -189,11 +209,11 @@ def _larger_than_pool(found: Replay, requests: Requests, settings: Settings) -> 
     return int(((found.outcomes["status"] == ABORTED) & (blocks > settings.num_blocks)).sum())
 
 
-def _rates(found: Replay) -> Row:
+def rates_of(found: Replay, end_ns: int | None) -> Row:
     """Tokens and requests that ended, over the time from the first arrival to the last step's end."""
-    ends, arrivals = found.steps["end_ns"], found.arrival_ns[found.arrival_ns >= 0]
-    span_s = (int(ends[-1]) - int(arrivals.min())) / SECOND_NS if len(ends) else 0.0
-    tokens, finished = int(found.outcomes["generated"].sum()), int(_finished(found).sum())
+    arrivals = found.arrival_ns[found.arrival_ns >= 0]
+    span_s = 0.0 if end_ns is None else (end_ns - int(arrivals.min())) / SECOND_NS
+    tokens, finished = int(found.outcomes["generated"].sum()), int(finished_in(found).sum())
     return {
         "span_s": span_s,
         "output_tokens_per_s": tokens / span_s if span_s else None,
@@ -201,9 +221,9 @@ def _rates(found: Replay) -> Row:
     }
 
 
-def _times(found: Replay) -> Row:
+def times_of(found: Replay) -> Row:
     """TTFT, TPOT and E2E of who finished, ITL of all gaps: who got no answer has no latency."""
-    outcomes, finished = found.outcomes, _finished(found)
+    outcomes, finished = found.outcomes, finished_in(found)
     first, arrival = outcomes["first_token_ns"], found.arrival_ns
     finish, generated = outcomes["finish_ns"], outcomes["generated"]
     several = finished & (generated > 1)

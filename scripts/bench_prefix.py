@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from bench_traces import write_bytes, write_requests
-from bench_words import Integers, Ran, best_of, digits, head, machine, publish, row
+from bench_words import Integers, Ran, best_of, digits, head, machine, measured, publish, row
 
 from kvtool.trace_blocks import HashedRequests
 from kvtool.trace_stream import stream_trace
@@ -264,8 +264,8 @@ def our_command(path: Path, capacity: str = "10000") -> list[str]:
 
 def command_row(command: list[str], name: str, trace: Trace, repeat: int) -> str:
     """The best of some runs, after one that may compile; the hit rate is the largest capacity's."""
-    measured(command)
-    runs = [measured(command) for _ in range(repeat)]
+    told(command)
+    runs = [told(command) for _ in range(repeat)]
     least = [min(run[key] for run in runs) for key in ("wall_s", "cpu_s", "peak_mib")]
     return row(name, trace.name, f"{hit_rate(runs[0]['told']):.4f}", *map(digits, least))
 
@@ -277,14 +277,9 @@ def hit_rate(told: dict[str, Any]) -> float:
     return float(told["points"][0]["results"]["lru"]["hitRate"])
 
 
-def measured(command: list[str]) -> dict[str, Any]:
-    """Seconds and peak memory of a command that must end well, and the JSON that it printed."""
-    done = subprocess.run(
-        [sys.executable, HERE / "bench_peak.py", *command], capture_output=True, text=True
-    )
-    if done.returncode != 0:
-        raise SystemExit(f"{done.stderr}\n{' '.join(command)}: exit code {done.returncode}")
-    ran: dict[str, Any] = json.loads(done.stdout)
+def told(command: list[str]) -> dict[str, Any]:
+    """What a command cost, and the JSON that it printed."""
+    ran = measured(command)
     return {**ran, "told": json.loads(ran["output"])}
 
 
@@ -294,7 +289,7 @@ def streams(size_gb: float, folder: Path) -> Iterator[str]:
     for size in (size_gb / 10, size_gb / 2, size_gb):
         write_bytes(path, round(size * 1e9))
         mb = path.stat().st_size / 1e6
-        ran = measured(our_command(path))
+        ran = told(our_command(path))
         path.unlink()
         requests = ran["told"]["rows"][0]["requests"]
         yield row(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -12,7 +14,7 @@ from datetime import date
 from importlib.metadata import version
 from math import isnan, nan
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs/performance.md"
 Integers = tuple[int, ...]
@@ -46,6 +48,16 @@ def peak_mib(*, anew: bool = False) -> float:
     if anew:
         Path("/proc/self/clear_refs").write_text("5", "ascii")
     return int(re.findall(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())[0]) / 1024
+
+
+def measured(command: list[str]) -> dict[str, Any]:
+    """`wall_s`, `cpu_s`, `peak_mib` and `output` of a command that must end well."""
+    script = Path(__file__).parent / "bench_peak.py"
+    done = subprocess.run([sys.executable, script, *command], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"{done.stderr}\n{' '.join(command)}: exit code {done.returncode}")
+    ran: dict[str, Any] = json.loads(done.stdout)
+    return ran
 
 
 def digits(value: float) -> str:

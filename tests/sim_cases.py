@@ -6,7 +6,7 @@ import gzip
 import importlib.util
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -307,6 +307,7 @@ def drawn_settings(draw: st.DrawFn, longest: int) -> Settings:
             token_ns=draw(pick((3, 1, 0))),
             context_ns=draw(pick((1, 0))),
             read_ns=draw(pick((0, 0, 9, 60))),
+            swap_ns=draw(pick((0, 4, 100))),
         ),
     )
 
@@ -351,8 +352,20 @@ def crowded_cases(draw: st.DrawFn) -> Case:
             long_prefill_adaptive=True,
             preemption=draw(pick(("recompute", "swap"))),
             cpu_blocks=20,
-            step_time=StepTime(base_ns=5, token_ns=2, context_ns=1),
+            step_time=StepTime(base_ns=5, token_ns=2, context_ns=1, swap_ns=draw(pick((0, 7)))),
         ),
         allocator=allocator,
         placement="" if allocator == PAGED else draw(pick(PLACEMENTS)),
     )
+
+
+@st.composite
+def prefilled_cases(draw: st.DrawFn) -> Case:
+    """Some requests come with the cache of their prompt and their first token."""
+    case = draw(drawn_cases(allocators=(PAGED,)))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    asked = case.requests
+    room = case.settings.max_model_len - asked.prompt_tokens
+    can = (asked.prompt_tokens > 0) & (asked.output_tokens > 1) & (room > 1)
+    came = can & (rng.random(len(asked)) < draw(st.sampled_from((1.0, 0.5))))
+    return replace(case, requests=replace(asked, prefilled=came.astype(np.int64)))

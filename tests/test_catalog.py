@@ -71,7 +71,8 @@ source = "x.example"
 
 def _forget() -> None:
     for cached in (
-        catalog._tables, catalog.model_presets, catalog.gpu_presets, catalog.prefix_presets
+        catalog._tables, catalog.model_presets, catalog.gpu_presets, catalog.prefix_presets,
+        catalog.claim_presets,
     ):  # fmt: skip
         cached.cache_clear()
 
@@ -176,6 +177,35 @@ def test_a_wrong_key_of_shared_prefixes_is_reported_by_name(write):
     write("prefixes/p.toml", PREFIXES.replace("turns = 2", "turns = 2.5"))
     with pytest.raises(KvtoolError, match="preset loops: turns: "):
         catalog.prefix_presets()
+
+
+CLAIM = """\
+[big]
+name = "Ten times"
+published = "10x"
+status = "source"
+runs = { one = "size opt-13b" }
+figures = [{ name = "bytes", run = "one", field = "total_bytes" }]
+reason = "It is arithmetic"
+source = "x.example"
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "named"),
+    [
+        ("status =", "state =", "preset big: .*state: Unexpected keyword argument"),
+        ("status =", "state =", "status: Field required"),
+        ('"size opt-13b" }', "13 }", r"preset big: runs\.one: "),
+        ('[{ name = "bytes", run = "one", field = "total_bytes" }]', '"bytes"', "big: figures: "),
+    ],
+)
+def test_a_wrong_key_of_a_claim_is_reported_by_name(write, right, wrong, named):
+    write("claims/c.toml", CLAIM)
+    assert [one.runs for one in catalog.claim_presets()] == [{"one": "size opt-13b"}]
+    write("claims/c.toml", CLAIM.replace(right, wrong))
+    with pytest.raises(KvtoolError, match=named):
+        catalog.claim_presets()
 
 
 def test_two_files_cannot_name_the_same_preset(write):

@@ -38,6 +38,7 @@ def test_without_a_kind_it_counts(capsys):
         {"kind": "gpus", "presets": len(catalog.gpu_presets())},
         {"kind": "workloads", "presets": len(catalog.workload_presets())},
         {"kind": "prefixes", "presets": len(catalog.prefix_presets())},
+        {"kind": "claims", "presets": len(catalog.claim_presets())},
     ]
     code, out, _ = call(capsys)
     assert code == 0
@@ -108,6 +109,20 @@ def test_the_table_of_shared_prefixes_has_their_shape(capsys):
     assert "Yao et al." in line
 
 
+def test_a_row_of_claims_is_the_preset_and_the_table_counts_its_commands(capsys):
+    found = rows(capsys, "claims")
+    assert [row["id"] for row in found] == [one.id for one in catalog.claim_presets()]
+    radix = next(row for row in found if row["id"] == "radix-5x")
+    assert rows(capsys, "--show", "Radix 5x") == [radix]
+    assert radix["published"]
+    assert radix["runs"]["hits"].startswith("prefix ")
+    code, out, _ = call(capsys, "claims")
+    assert code == 0
+    line = next(line for line in out.splitlines() if line.startswith("radix-5x "))
+    for cell in (radix["name"], str(len(radix["runs"])), str(len(radix["figures"])), "Zheng et"):
+        assert cell in line
+
+
 def test_a_model_row_has_its_hub_id_layers_and_maximum(capsys):
     found = rows(capsys, "models")
     assert [row["name"] for row in found] == [model.name for model in catalog.model_presets()]
@@ -169,8 +184,8 @@ def test_csv_has_a_line_for_each_gpu(capsys):
         (["workload"], "no presets of the kind 'workload'", "Did you mean workloads?"),
         (["prefix"], "no presets of the kind 'prefix'", "Did you mean prefixes?"),
         (["prefixes", "--show", "chats"], "no preset is called 'chats'", "kvtool presets prefixes"),
-        (["things"], "no presets of the kind 'things'", "models, gpus, workloads, prefixes"),
-        (["--show", "chatt"], "no preset is called 'chatt'", "models|gpus|workloads|prefixes"),
+        (["things"], "no presets of the kind 'things'", "workloads, prefixes, claims"),
+        (["--show", "chatt"], "no preset is called 'chatt'", "workloads|prefixes|claims"),
         (["workloads", "--show", "h100"], "no preset is called 'h100'", "kvtool presets workloads"),
         (["--show", "rtx-4091"], "no preset is called 'rtx-4091'", "rtx-4090"),
         (["models", "--show", "h100"], "no preset is called 'h100'", "kvtool presets models"),
@@ -190,6 +205,7 @@ def test_completion_offers_kinds_and_names():
     assert _complete_kind("g") == ["gpus"]
     assert _complete_kind("w") == ["workloads"]
     assert _complete_kind("p") == ["prefixes"]
+    assert _complete_kind("c") == ["claims"]
     assert _complete_name("tree") == ["tree-of-thought"]
     assert _complete_name("vllm") == ["vllm-paper"]
     assert set(_complete_name("RTX-4")) == {"rtx-4090"}

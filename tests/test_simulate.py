@@ -340,12 +340,12 @@ def test_a_row_has_what_the_contract_names(kvtool: Kvtool, tmp_path: Path) -> No
     found = kvtool("simulate", "--requests", source, *TIGHT, "--json").json
     (row,) = found["rows"]
     times = {f"{name}_s_p{p}" for name in ("ttft", "itl", "tpot", "e2e") for p in (50, 90, 99)}
-    settings = {one.name for one in fields(Settings)} - {"preemption", "cpu_blocks", "step_time"}
+    settings = {one.name for one in fields(Settings)} - {"step_time"}
     assert times | settings <= set(row)
     assert set(row) >= {
         "scheduler", "requests", "base_ns", "token_ns", "context_ns", "policy", "prefix_caching",
         "async_scheduling", "finish_by", "output_tokens_per_s", "requests_per_s", "mean_batch",
-        "peak_batch", "recomputed_tokens", "swapped_bytes", "tokens_per_usd", "steps", "end_ns",
+        "peak_batch", "recomputed_tokens", "swapped_blocks", "swapped_bytes", "tokens_per_usd", "steps", "end_ns",
         "preemptions", "queried_tokens", "hit_tokens", "requery_tokens", "rehit_tokens",
         "evictions", "scheduled_tokens", "generated_tokens", "finished", "cut", "rejected",
         "aborted", "unfinished", "used_block_steps",
@@ -393,7 +393,7 @@ def test_the_defaults_are_those_of_the_scheduler() -> None:
         for name, option in defaults_of(command.simulate).items()
         if name in {one.name for one in fields(Settings)} - {"num_blocks"}
     }
-    assert len(defaults) == 17
+    assert len(defaults) == 19
     assert [Settings(num_blocks=1, **one) for one in scheduler_grid(defaults)] == [
         Settings(num_blocks=1)
     ]

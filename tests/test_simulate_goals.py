@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,15 @@ def test_growth_is_of_arrivals_and_not_of_the_end() -> None:
     wide = Settings(num_blocks=99, block_size=4, max_model_len=16, max_num_seqs=50, step_time=law)
     assert growth_of(replay(requests, slow))["queue_grows"]
     assert not growth_of(replay(requests, wide))["queue_grows"]
+    # A queue that grows slowly grows too: 21 ns a request where one comes every 20.
+    requests = Requests(
+        arrival_ns=np.arange(4000) * 20, prompt_tokens=np.full(4000, 4),
+        output_tokens=np.full(4000, 1),
+    )  # fmt: skip
+    for base_ns, grows in ((21, True), (19, False)):
+        law = StepTime(base_ns=base_ns, token_ns=0, context_ns=0)
+        one = replace(slow, step_time=law)
+        assert growth_of(replay(requests, one))["queue_grows"] == grows
 
 
 def test_a_picture_over_time(kvtool: Any, tmp_path: Path) -> None:
@@ -205,3 +215,28 @@ def test_a_calibrated_clock(rows: Any, kvtool: Any, tmp_path: Path) -> None:
     assert row["token_ns"] == pytest.approx(3000, rel=0.02)
     assert row["context_ns"] == pytest.approx(100, abs=2)
     assert "fitted to 8 measured times" in kvtool("simulate", *words, "--calibrate", str(place)).err
+
+
+def test_prompts_that_share_are_cached(rows: Any, kvtool: Any) -> None:
+    words = ("--workload", "agent", "--num-requests", "200", "--num-blocks", "60000", "--rate", "2")
+    (without,) = rows(*words)
+    (cached,) = rows(*words, "--prefix-caching")
+    assert (without["hit_tokens"], without["workload"]) == (0, "agent")
+    assert cached["hit_tokens"] > 0.8 * cached["queried_tokens"] > 0
+    assert cached["generated_tokens"] == without["generated_tokens"]
+    assert cached["ttft_s_p50"] < without["ttft_s_p50"]
+    assert cached["made"]["num_prefixes"] == 8
+    ran = kvtool("simulate", *words, "--prompt-mean", "9")
+    assert (ran.code, "has lengths of its own" in ran.err) == (2, True)
+    assert "no workload is called 'agentz'" in kvtool("simulate", "--workload", "agentz").err
+
+
+def test_the_cache_finds_what_the_replay_of_prompts_finds(rows: Any, kvtool: Any) -> None:
+    # One request at a time in a pool without end: the scheduler's hits are those of kvtool prefix.
+    words = ("--workload", "multi-turn-chat", "--num-requests", "100")
+    (timed,) = rows(*words, "--num-blocks", "100000", "--prefix-caching", "--max-num-seqs", "1")
+    found = kvtool("prefix", *words, "--index", "hash", "--capacity", "100000", "--json").json[
+        "rows"
+    ]
+    assert timed["queried_tokens"] == found[0]["queried_tokens"]
+    assert timed["hit_tokens"] == found[0]["hit_tokens"]

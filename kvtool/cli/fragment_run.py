@@ -217,8 +217,10 @@ def _said(given: Mapping[str, Any], cases: Iterable[Case]) -> list[str]:
             f"a step takes {law.base_ns:,} ns + {law.token_ns:,} a token + {law.context_ns:,} a "
             "token of context (--step-time): chosen, not measured"
         )
-    if any(case.settings.preemption == SWAP for case in paged):
-        said.append("swapping takes no time here: the law of a step has no term for it")
+    if any(
+        case.settings.preemption == SWAP and not case.settings.step_time.swap_ns for case in paged
+    ):
+        said.append("swapping takes no time here: --step-time swap_ns=… gives it some")
     idle = {
         "--trace-format": given["trace_format"] and not given["trace"],
         "--cpu-blocks": given["cpu_blocks"] != "0" and "swap" not in str(given["preemption"]),

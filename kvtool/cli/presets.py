@@ -1,4 +1,4 @@
-"""`kvtool presets`: the models, GPUs, workloads and shared prefixes that kvtool knows by name."""
+"""`kvtool presets`: the models, GPUs, workloads, shared prefixes and claims that kvtool knows by name."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def presets(
         str | None,
         typer.Argument(
             metavar="KIND",
-            help="models, gpus, workloads or prefixes; without it, how many there are of each.",
+            help="models, gpus, workloads, prefixes or claims; without it, how many there are of each.",
             show_default=False,
             autocompletion=_complete_kind,
         ),
@@ -61,7 +61,7 @@ def presets(
     quiet: QuietOpt = False,
     verbose: VerboseOpt = False,
 ) -> None:
-    """What is known: models, GPUs, workloads and shared prefixes, each with its source."""
+    """What is known: models, GPUs, workloads, shared prefixes and claims, each with its source."""
     out = output_from(format, json, output, quiet, verbose)
     if kind is not None:
         _check(kind)
@@ -96,6 +96,8 @@ def _rows(kind: str | None) -> tuple[Row, ...]:
         return tuple(asdict(preset) for preset in catalog.workload_presets())
     if kind == "prefixes":
         return tuple(asdict(preset) for preset in catalog.prefix_presets())
+    if kind == "claims":
+        return tuple(asdict(preset) for preset in catalog.claim_presets())
     return tuple(_model_row(preset) for preset in catalog.model_presets())
 
 
@@ -106,6 +108,8 @@ def _one_row(kind: str, name: str) -> Row:
         return asdict(catalog.workload_preset(name))
     if kind == "prefixes":
         return asdict(catalog.prefix_preset(name))
+    if kind == "claims":
+        return asdict(catalog.claim_preset(name))
     preset = catalog.model_preset(name)
     assert preset is not None  # its text was found by the same lookup
     return {**_model_row(preset), "config": preset.config}

@@ -30,6 +30,8 @@ kvtool simulate --model llama-3-8b --gpu a100-40gb --workload chat --scheduler s
 
 kvtool simulate --model llama-3-8b --gpu h100 --workload chat --slo ttft=1s,tpot=30ms --find-rate
 
+kvtool simulate --model llama-3-8b --disaggregate prefill=h100,decode=h200 --link 400Gb --workload chat --rate 8
+
 kvtool simulate --requests chat.jsonl --num-blocks 500,1000,2000 --max-num-seqs 64,256
 
 kvtool simulate --requests chat.jsonl --num-blocks 1000 --per-request out.jsonl --json
@@ -85,6 +87,11 @@ def simulate(
     finish_by: s.FinishByOpt = "max-tokens",
     on_stall: s.OnStallOpt = "abort-head",
     step_time: s.StepTimeOpt = None,
+    preemption: o.PreemptionOpt = "recompute",
+    cpu_blocks: o.CpuBlocksOpt = None,
+    swap_bandwidth: o.SwapBandwidthOpt = None,
+    disaggregate: o.DisaggregateOpt = None,
+    link: o.LinkOpt = None,
     calibrate: o.CalibrateOpt = None,
     efficiency: o.EfficiencyOpt = None,
     price: o.PriceOpt = None,
@@ -121,8 +128,11 @@ def _params(given: Mapping[str, Any]) -> dict[str, Any]:
 def _check_outputs(given: Mapping[str, Any], output: Path | None) -> None:
     from kvtool.cli.fragment_words import check_numbers
     from kvtool.cli.simulate_files import check_files
+    from kvtool.cli.simulate_pools import check_pools
+    from kvtool.output import PICTURES
 
     check_numbers(given)
+    check_pools(given, drawn=output is not None and output.suffix.lower() in PICTURES)
     files = {"-o": output, "--per-request": given["per_request"], "--per-step": given["per_step"]}
     check_files(files, given["requests"] or "")
 

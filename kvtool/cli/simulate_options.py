@@ -39,6 +39,43 @@ SchedulerOpt = Annotated[
         "(prompts in parts, default), or a list.",
     ),
 ]  # fmt: skip
+PreemptionOpt = Annotated[
+    str,
+    typer.Option(
+        "--preemption", metavar="HOW", rich_help_panel="Scheduler",
+        help="What becomes of a victim's blocks: recompute, or swap to --cpu-blocks; both as a list.",
+    ),
+]  # fmt: skip
+CpuBlocksOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--cpu-blocks", metavar="N", rich_help_panel="Scheduler", show_default=False,
+        help="Blocks on the CPU for --preemption swap; who finds no room there is computed anew.",
+    ),
+]  # fmt: skip
+SwapBandwidthOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--swap-bandwidth", metavar="RATE", rich_help_panel=CLOCK, show_default=False,
+        help="At which each GPU moves its share of a swapped block, out or in: 25GB/s. A step waits for it.",
+    ),
+]  # fmt: skip
+DisaggregateOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--disaggregate", metavar="KINDS", rich_help_panel="Prefill and decode apart", show_default=False,
+        help="GPUs for prompts and for the other tokens, an instance of the model on each --tp of them "
+        "(or /tpN of a kind): prefill=h100:4,decode=h200:4.",
+    ),
+]  # fmt: skip
+LinkOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--link", metavar="RATES", rich_help_panel="Prefill and decode apart", show_default=False,
+        help="Of each prefill instance, over which caches are sent one by one: 400Gb (bits a second), "
+        "50GB/s, or a list.",
+    ),
+]  # fmt: skip
 CalibrateOpt = Annotated[
     str | None,
     typer.Option(

@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kvtool.cli.simulate_words import STATIC, Case, Words, at_rate
+from kvtool.cli.simulate_requests import STATIC, Case, at_rate
+from kvtool.cli.simulate_words import Words
 from kvtool.errors import INTERRUPTED, KvtoolError
 from kvtool.run import Row
+from kvtool.sim.disaggregated import PooledReplay, replay_pools
 from kvtool.sim.replay import Replay, compiles, replay
 from kvtool.simulate import Timeline, goals_of, growth_of, notes_of, row_of, timeline_of
+from kvtool.simulate_pools import growth_of_pools, row_of_pools
 from kvtool.slo import highest_rate, met
 
 if TYPE_CHECKING:
@@ -63,6 +66,8 @@ def run_cases(
 
 
 def _replay(case: Case, advance: Advance) -> Replay:
+    if case.pools is not None:
+        return replay_pools(case.requests, case.pools, advance)
     if case.scheduler == STATIC:
         from kvtool.sim.static_replay import replay_static
 
@@ -71,8 +76,11 @@ def _replay(case: Case, advance: Advance) -> Replay:
 
 
 def _row(case: Case, found: Replay, slo: Slo | None) -> Row:
-    row = row_of(found, case.requests, case.settings)
-    row |= goals_of(found, slo, row, case.priced_usd)
+    if case.pools is not None and isinstance(found, PooledReplay):
+        row = row_of_pools(found, case.requests, case.pools)
+    else:
+        row = row_of(found, case.requests, case.settings, case.bytes_per_token)
+    row |= goals_of(found, slo, row, case.priced_usd) | _growth(found)
     return {
         "trace": case.name if case.is_file else None,
         "workload": None if case.is_file else case.name,
@@ -86,12 +94,16 @@ def _row(case: Case, found: Replay, slo: Slo | None) -> Row:
     }
 
 
+def _growth(found: Replay) -> Row:
+    return growth_of_pools(found) if isinstance(found, PooledReplay) else growth_of(found)
+
+
 def _at_highest(case: Case, words: Words, advance: Advance, out: Output) -> Case:
     """The case at the highest rate that keeps the objective."""
     assert words.slo is not None, "checked: a rate is found for an objective"
     slo = words.slo
     saturated = replace(case, requests=at_rate(case.requests, None, words.seed))
-    first = row_of(_replay(saturated, lambda done: None), case.requests, case.settings)
+    first = _row(saturated, _replay(saturated, lambda done: None), None)
     rate = first["requests_per_s"]
     if not rate:
         raise KvtoolError(
@@ -103,7 +115,7 @@ def _at_highest(case: Case, words: Words, advance: Advance, out: Output) -> Case
     def keeps(rate: float) -> bool:
         tried = replace(case, requests=at_rate(case.requests, rate, words.seed))
         found = _replay(tried, lambda done: None)
-        return bool(met(slo, found).mean() >= slo.share) and not growth_of(found)["queue_grows"]
+        return bool(met(slo, found).mean() >= slo.share) and not _growth(found)["queue_grows"]
 
     found = highest_rate(keeps, rate)
     if found is None:
@@ -130,7 +142,9 @@ def _name(case: Case, cases: Sequence[Case]) -> str:
         words.append(f"rate {case.rate}")
     if len({one.name for one in cases}) > 1:
         words.append(case.name)
-    for name in ("num_blocks", "block_size", "max_num_seqs", "max_batched_tokens"):
+    if len({one.settings.preemption for one in cases}) > 1:
+        words.append(case.settings.preemption)
+    for name in ("cpu_blocks", "num_blocks", "block_size", "max_num_seqs", "max_batched_tokens"):
         if len({getattr(one.settings, name) for one in cases}) > 1:
             words.append(f"{name.replace('_', ' ')} {getattr(case.settings, name):,}")
     return ", ".join(words)

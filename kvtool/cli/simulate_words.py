@@ -4,33 +4,36 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from kvtool.cli import fragment_words, scheduler_options
 from kvtool.cli.options import names_in
+from kvtool.cli.simulate_pools import cases_of
+from kvtool.cli.simulate_requests import (
+    CHUNKED,
+    CONTINUOUS,
+    MADE,
+    STATIC,
+    Case,
+    of_file,
+    of_made,
+    of_shared,
+    shared_workload,
+)
+from kvtool.cli.simulate_swaps import check_followers, swaps_of, with_swaps
 from kvtool.errors import KvtoolError, usage_error
 from kvtool.model_pool import Gpus, gpus_of
 from kvtool.pool import WAYS as WAYS_IN_WORDS
 from kvtool.pool import Pool
 from kvtool.prefill import prefill_of
-from kvtool.requests import Requests
 from kvtool.sim.settings import Settings
 from kvtool.slo import Slo, parse_slo
 from kvtool.step_law import StepLaw, calibrated, law_of
-from kvtool.trace import read_trace
-from kvtool.traffic import AS_TRACED, SATURATED, all_requests, rate_of
-from kvtool.units import parse_counts
 
-if TYPE_CHECKING:
-    from kvtool.contents import Contents
-    from kvtool.trace import Trace
-
-STATIC, CONTINUOUS, CHUNKED = "static", "continuous", "chunked"
 SCHEDULERS = (STATIC, CONTINUOUS, CHUNKED)
 USUAL_LENGTH = "8192"
 OF_MODEL = ("weights", "gpu_memory_utilization", "kv_dtype", "dtype", "tp", "efficiency")
-MADE = ("workload", *fragment_words.DISTS, *fragment_words.OF_LENGTHS)
 WAYS = ("num_blocks", "pool_tokens", "model", "kv_memory", "gpu")
 OF_SCHEDULER = (
     "block_size", "max_model_len", "max_num_seqs", "max_num_active_seqs", "max_batched_tokens",
@@ -38,24 +41,6 @@ OF_SCHEDULER = (
     "long_prefill_threshold", "long_prefill_adaptive", "policy", "async_scheduling", "finish_by",
     "on_stall",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """What a row is about. `requests` arrive as `rate` says; `priced_usd` is of all its GPUs an hour."""
-
-    name: str
-    is_file: bool
-    rate: str
-    requests: Requests
-    contents: Contents | None
-    scheduler: str
-    settings: Settings
-    model: str | None = None
-    gpu: str | None = None
-    num_gpus: int | None = None
-    priced_usd: float | None = None
-    made: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,24 +63,37 @@ def parse(given: Mapping[str, Any]) -> Words:
     notes: list[str] = []
     traffics = None
     if given["requests"] is not None:
-        found, longest = _of_file(given, notes), None
+        found, longest = of_file(given, notes), None
+    elif (shared := shared_workload(given)) is not None:
+        found, longest = of_shared(shared, given)
     else:
         traffics = fragment_words.traffics_of({**given, "trace": None})
-        found, longest = _of_made(traffics, given["seed"]), traffics.longest
+        found, longest = of_made(traffics, given["seed"]), traffics.longest
         notes += traffics.notes
+    if given["disaggregate"] is not None:
+        apart = cases_of(given, found, _of_scheduler(given, None, longest), notes)
+        return _words(given, apart, slo, notes)
     law, gpus = _law(given, notes)
     pools = _pools(given, traffics, notes)
     words = _of_scheduler(given, law, longest)
-    grid = scheduler_options.scheduler_grid(words)
+    swaps = swaps_of(given, schedulers, gpus.tp if gpus else None)
+    check_followers(any((one.requests.arrival_ns < 0).any() for one in found), swaps)
+    grid = with_swaps(scheduler_options.scheduler_grid(words), swaps, notes)
     scheduler_options.check_rows([found, pools, schedulers, grid])
     cases = [
         replace(
             one, scheduler=name, settings=_setting(pool, name, rules),
             model=given["model"], gpu=gpus and gpus.preset.id, num_gpus=gpus and gpus.tp,
-            priced_usd=_price(given, gpus),
+            priced_usd=_price(given, gpus), bytes_per_token=swaps.bytes_per_token,
         )
         for one, pool, name, rules in itertools.product(found, pools, schedulers, grid)
     ]  # fmt: skip
+    return _words(given, cases, slo, notes)
+
+
+def _words(
+    given: Mapping[str, Any], cases: Sequence[Case], slo: Slo | None, notes: list[str]
+) -> Words:
     return Words(
         cases=cases, slo=slo, find_rate=given["find_rate"], seed=given["seed"], notes=tuple(notes)
     )
@@ -207,7 +205,7 @@ def _setting(pool: Pool, scheduler: str, rules: Mapping[str, Any]) -> Settings:
     return settings
 
 
-# -- requests and pools
+# -- pools
 
 
 def _pools(given: Mapping[str, Any], traffics: Any, notes: list[str]) -> list[Pool]:
@@ -223,93 +221,3 @@ def _pools(given: Mapping[str, Any], traffics: Any, notes: list[str]) -> list[Po
     pools, said = fragment_words.pools_of(words, traffics)
     notes += said
     return pools
-
-
-def _of_made(traffics: Any, seed: int) -> list[Case]:
-    """The same requests at every rate, those that --find-rate tries among them."""
-    cases = []
-    for count, rate in itertools.product(traffics.counts, traffics.rates):
-        if rate == AS_TRACED:
-            raise usage_error(
-                "--rate trace is of a file with time stamps", "give --rate saturated or a number"
-            )
-        traffic = traffics.traffic(count, SATURATED, traffics.longest)
-        requests = at_rate(all_requests(traffic), rate_of(rate), seed)
-        cases.append(_case(traffic.name, False, rate, requests, None, traffic.made))
-    return cases
-
-
-def _of_file(given: Mapping[str, Any], notes: list[str]) -> list[Case]:
-    trace = read_trace(
-        given["requests"], format=given["trace_format"], with_contents=given["prefix_caching"]
-    )
-    _check_contents(given, trace)
-    notes += _notes_of(trace, given["policy"])
-    rates = [AS_TRACED] if given["rate"] is None else given["rate"].split(",")
-    counts = [len(trace.requests)]
-    if given["num_requests"] is not None:
-        asked = parse_counts(given["num_requests"], name="--num-requests")
-        counts = [min(count, len(trace.requests)) for count in asked]
-        if trace.contents is not None and min(counts) < len(trace.requests):
-            raise usage_error(
-                "--num-requests cuts the file, and --prefix-caching knows it whole",
-                "cut the file itself: head -n",
-            )
-    cases = []
-    for count, rate in itertools.product(dict.fromkeys(counts), rates):
-        requests = trace.requests.first(count)
-        if rate.strip() != AS_TRACED:
-            requests = at_rate(requests, rate_of(rate.strip()), given["seed"])
-        cases.append(_case(trace.name, True, rate.strip(), requests, trace.contents, {}))
-    return cases
-
-
-def at_rate(requests: Requests, rate: float | None, seed: int) -> Requests:
-    """The same requests with Poisson arrivals, so many a second; None: all at the start."""
-    import numpy as np
-
-    from kvtool.workload import check_span, poisson_arrivals
-
-    if requests.parent is not None:
-        raise usage_error(
-            "its requests wait for each other (parent): they have no other arrivals",
-            "leave out --rate and --find-rate",
-        )
-    if rate is None:
-        return replace(requests, arrival_ns=np.zeros_like(requests.arrival_ns))
-    check_span(len(requests), rate, "raise the rate")
-    rng = np.random.default_rng(seed)
-    return replace(requests, arrival_ns=poisson_arrivals(rng, len(requests), rate))
-
-
-def _case(
-    name: str, is_file: bool, rate: str, requests: Requests, contents: Contents | None,
-    made: Mapping[str, Any],
-) -> Case:  # fmt: skip
-    return Case(
-        name=name, is_file=is_file, rate=rate, requests=requests, contents=contents, made=made,
-        scheduler=CHUNKED, settings=Settings(num_blocks=1),
-    )  # fmt: skip
-
-
-def _check_contents(given: Mapping[str, Any], trace: Trace) -> None:
-    """Refuse to cache what is not known."""
-    if given["prefix_caching"] and trace.contents is None:
-        raise KvtoolError(
-            f"--prefix-caching: {trace.name} does not say what its prompts consist of",
-            "give each line segments and out_stream, take a trace with hash_ids (mooncake, bailian), "
-            "or leave out --prefix-caching",
-            code="trace",
-        )
-
-
-def _notes_of(trace: Trace, policy: str) -> list[str]:
-    notes = [f"{trace.name}: {text}" for text in trace.notes]
-    if not trace.has_arrivals:
-        notes.append(f"{trace.name}: it has no arrivals, so all requests arrive at once")
-    by_priority, there = policy == "priority", trace.requests.priority is not None
-    if there and not by_priority:
-        notes.append(f"{trace.name}: priorities are not looked at by --policy fcfs")
-    if by_priority and not there:
-        notes.append(f"{trace.name}: all requests have one priority")
-    return notes

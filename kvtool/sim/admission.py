@@ -77,7 +77,7 @@ def admit(run: Run, lines: Lines, queue: Records) -> int:
         run.cpu_used -= line.on_cpu
         run.swapped += line.on_cpu
         line.on_cpu = 0
-        run.tokens += line.computed  # what was swapped in
+        run.tokens += line.computed  # what was swapped in, or came with it
         line.computed += tokens
         run.now_tokens += tokens
         run.now_batch += 1
@@ -100,10 +100,12 @@ def new_line(run: Run, lines: Lines, request: Any) -> int:
     line.index, line.prompt, line.output = request.index, request.prompt, request.output
     line.limit = min(line.output, run.max_model_len - line.prompt)
     line.final = line.prompt + line.limit - 1
-    line.needed = blocks_for(run, line.prompt)
+    line.generated = request.prefilled
+    line.computed = line.prompt * line.generated
+    line.needed = blocks_for(run, line.prompt + line.generated)
     line.since = line.skipped = line.last_ns = line.address = NONE
     line.admit_step = line.first_token_step = line.first_token_ns = NONE
-    line.computed = line.generated = line.chunk = line.pad = line.room = line.on_cpu = 0
+    line.chunk = line.pad = line.room = line.on_cpu = 0
     line.num_preemptions = 0
     return at
 

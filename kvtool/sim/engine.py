@@ -95,6 +95,24 @@ class Engine:
                 run.head = 0
                 following = next(chunks, None)
 
+    def advance(self, queue: Records, until_ns: int) -> None:
+        """Every step that begins before `until_ns`, of a queue to which more may be added later."""
+        run = self.state.run
+        run.until_ns = until_ns
+        while True:
+            code = kernel.advance(self.state, queue, True, STEPS_AT_ONCE)
+            if run.stopped == kernel.CLOCK_IS_FULL:
+                raise clock_is_full()
+            if code in (kernel.ALL_DONE, kernel.AT_HORIZON):
+                return
+            self._make_room()
+
+    def close(self, *, interrupted: bool = False) -> None:
+        """No more comes to who was advanced: what is written down is whole."""
+        self.interrupted = interrupted
+        self._make_room()
+        self._tell_unfinished()
+
     def _queues(self) -> Iterator[Records]:
         """The requests that the front end lets through, a chunk at a time."""
         first = 0
@@ -111,6 +129,8 @@ class Engine:
             queue.arrival_ns = requests.arrival_ns[places]
             queue.prompt, queue.output = prompt[places], requests.output_tokens[places]
             queue.index = first + places
+            if requests.prefilled is not None:
+                queue.prefilled = requests.prefilled[places]
             first += len(prompt)
             yield queue
 

@@ -24,7 +24,7 @@ from kvtool.sim.regions import grow_in_place, place, release
 from kvtool.sim.settings import NO_MEMORY
 from kvtool.sim.state import CALENDAR, GROW, NONE, PAGED, POINTS, Lines, Records, Run, State
 
-ALL_DONE, MORE_REQUESTS, FULL, PAUSED = range(4)
+ALL_DONE, MORE_REQUESTS, FULL, PAUSED, AT_HORIZON = range(5)
 CLOCK_IS_FULL = 2
 """In `run.stopped`, beside 1: the head of the queue never fits."""
 
@@ -47,6 +47,8 @@ def advance(s: State, queue: Records, last: bool, most_steps: int) -> int:
             return FULL
         if run.running + run.preempted == 0 and run.head >= len(queue):
             return ALL_DONE
+        if begins_at(run, queue) >= run.until_ns:
+            return AT_HORIZON
         arrive(run, queue)
         measured = run.done + run.aborted >= run.warm_up
         preemptions = run.preemptions
@@ -77,13 +79,21 @@ def advance(s: State, queue: Records, last: bool, most_steps: int) -> int:
 
 
 @part
+def begins_at(run: Run, queue: Records) -> int:
+    """When the next step begins: now, or when somebody comes."""
+    if run.running + run.preempted > 0:
+        return run.clock
+    return max(run.clock, queue[run.head].arrival_ns)
+
+
+@part
 def arrive(run: Run, queue: Records) -> None:
     """Who has come by now waits; if nobody is here, the clock goes to the next arrival."""
-    if run.running + run.preempted == 0:
-        run.clock = max(run.clock, queue[run.head].arrival_ns)
+    run.clock = begins_at(run, queue)
     while run.arrived < len(queue) and queue[run.arrived].arrival_ns <= run.clock:
         run.arrived += 1
-    run.seen_ns = run.clock
+    run.seen_ns, run.swapped_before = run.clock, run.swapped
+    run.ended_prompt_before, run.ended_output_before = run.ended_prompt, run.ended_output
     run.crowd = run.running + run.preempted + run.arrived - run.head
 
 
@@ -115,11 +125,11 @@ def tick(run: Run) -> None:
     run.tokens += run.now_tokens
     run.scheduled += run.now_tokens
     run.now_context = run.tokens - run.now_unseen
-    passed = step_ns(run)
-    if passed < 0 or float(run.clock) + passed > LATEST_NS:
+    passed, moved = step_ns(run), run.swapped - run.swapped_before
+    if passed < 0 or float(run.clock) + passed + float(run.swap_ns) * moved > LATEST_NS:
         run.stopped = CLOCK_IS_FULL
         return
-    run.clock += passed
+    run.clock += passed + run.swap_ns * moved
 
 
 @part

@@ -93,6 +93,8 @@ def tell(run: Run, lines: Lines, outcomes: Records, steps: Records) -> None:
             told.first_token_step, told.first_token_ns = line.first_token_step, line.first_token_ns
             told.finish_step, told.finish_ns = run.step, run.clock
             told.generated, told.status = line.generated, line.status
+        run.ended_prompt += lines[at].prompt
+        run.ended_output += lines[at].output
         lines[run.free_lines].free = at
         run.free_lines += 1
     if len(steps):

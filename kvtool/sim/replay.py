@@ -1,7 +1,8 @@
 """Requests through the scheduler, each step and each request written down, by whichever engine can.
 
 Where blocks are as good as each other, the fast engine counts them; where one is told from another, or
-the order of requests is not that of their arrival, kvtool.sim.blocks goes through them.
+the order of requests is not that of their arrival, kvtool.sim.blocks goes through them: it is imported when
+it is needed, as this takes 60 ms.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ import numpy as np
 
 from kvtool.requests import Requests
 from kvtool.sim import engine
-from kvtool.sim.blocks import engine as blocks_engine
-from kvtool.sim.blocks.engine import BlocksEngine
 from kvtool.sim.engine import Engine
 from kvtool.sim.settings import FCFS, Settings
 
@@ -54,6 +53,8 @@ class Replay:
     """Nanoseconds between a request's consecutive tokens, and how often; None: not known."""
     preemptions: int
     recomputed_tokens: int
+    swapped_blocks: int = 0
+    """Moved out of the pool, and those moved in."""
     interrupted: bool
     queried_tokens: int = 0
     hit_tokens: int = 0
@@ -90,8 +91,11 @@ def tells_blocks_apart(requests: Requests, settings: Settings) -> bool:
 
 def compiles(requests: Requests, settings: Settings) -> bool:
     """Whether the first such run on this machine is still to come."""
-    apart = tells_blocks_apart(requests, settings)
-    return blocks_engine.compiles() if apart else engine.compiles()
+    if not tells_blocks_apart(requests, settings):
+        return engine.compiles()
+    from kvtool.sim.blocks import engine as blocks_engine
+
+    return blocks_engine.compiles()
 
 
 def _run_counts(requests: Requests, settings: Settings, progress: Progress) -> Replay:
@@ -104,29 +108,44 @@ def _run_counts(requests: Requests, settings: Settings, progress: Progress) -> R
         recorded=True,
         progress=progress,
     ).run()
-    run, records = found.state.run, found.all_steps()
-    resumed = np.concatenate([records["gap"][:0], *found.gaps])
+    run = found.state.run
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
     told = found.state.outcomes[place]
     outcomes = {name: told[name].copy() for name in OUTCOMES}
     outcomes |= dict.fromkeys(CACHED, np.zeros(len(place), np.int64))
     outcomes["cached_tokens_first"] = -(outcomes["admit_step"] < 0).astype(np.int64)
-    steps = {name: records[name].copy() for name in STEPS}
-    steps["used_blocks"] = records["held"] // settings.block_size
-    steps["evictions"] = np.zeros(len(records), np.int64)
-    gaps = (  # who decodes had its token before at the end of the step before
-        np.concatenate([np.diff(steps["end_ns"]), resumed]),
-        np.concatenate([records["decoded"][1:], np.ones_like(resumed)]),
-    )
+    steps, gaps = steps_of(found), gaps_of(found)
     return Replay(
         arrival_ns=requests.arrival_ns,
         outcomes=outcomes,
         steps=steps,
-        gaps=None if run.skips else gaps,
+        gaps=gaps,
         preemptions=int(run.preemptions),
         recomputed_tokens=int(run.recomputed),
+        swapped_blocks=int(run.swapped),
         interrupted=found.interrupted,
+    )
+
+
+def steps_of(found: Engine) -> Columns:
+    """The steps of a recorded run of the engine that counts."""
+    records = found.all_steps()
+    steps = {name: records[name].copy() for name in STEPS}
+    steps["used_blocks"] = records["held"] // found.settings.block_size
+    steps["evictions"] = np.zeros(len(records), np.int64)
+    return steps
+
+
+def gaps_of(found: Engine) -> tuple[Column, Column] | None:
+    """Nanoseconds between tokens of a request, and how often; None if somebody was left out of a step."""
+    records = found.all_steps()
+    resumed = np.concatenate([records["gap"][:0], *found.gaps])
+    if found.state.run.skips:
+        return None
+    return (  # who decodes had its token before at the end of the step before
+        np.concatenate([np.diff(records["end_ns"]), resumed]),
+        np.concatenate([records["decoded"][1:], np.ones_like(resumed)]),
     )
 
 
@@ -134,6 +153,8 @@ def _run_blocks(
     requests: Requests, settings: Settings, progress: Progress, contents: Contents | None
 ) -> Replay:
     """By the engine that knows blocks, orders and what is under way."""
+    from kvtool.sim.blocks.engine import BlocksEngine
+
     found = BlocksEngine(
         requests=requests, settings=settings, contents=contents, progress=progress
     ).run()

@@ -96,6 +96,8 @@ class Scheduler:
             prompt, output = int(requests.prompt_tokens[index]), int(requests.output_tokens[index])
             final = min(prompt + output, settings.max_model_len) - 1
             request = Request(index, prompt, output, final)
+            if requests.prefilled is not None and requests.prefilled[index]:
+                request.computed, request.generated = prompt, 1
             arrival = int(requests.arrival_ns[index])
             if arrival < 0:
                 self.children.setdefault(parents[index], []).append(index)
@@ -104,8 +106,15 @@ class Scheduler:
         self.arrivals = [entry for entry in self.arrivals if entry[0] >= 0]
         heapq.heapify(self.arrivals)
 
-    def run(self, *, until_ended: int | None = None, most_steps: int | None = None) -> Result:
-        """Schedule until nothing is left or can go on, so many have ended or steps are made."""
+    def run(
+        self,
+        *,
+        until_ended: int | None = None,
+        most_steps: int | None = None,
+        until_ns: int | None = None,
+    ) -> Result:
+        """Schedule until nothing is left or can go on, so many have ended or steps are made, or the
+        next step would begin at `until_ns` or later."""
         while not self.result.stopped:
             if until_ended is not None and self.num_ended >= until_ended:
                 break
@@ -115,8 +124,12 @@ class Scheduler:
             if not self.waiting and not self.running:
                 if not self.arrivals:
                     break
-                self.clock_ns = self.arrivals[0][0]
+                if until_ns is not None and self.arrivals[0][0] >= until_ns:
+                    break
+                self.clock_ns = max(self.clock_ns, self.arrivals[0][0])
                 continue
+            if until_ns is not None and self.clock_ns >= until_ns:
+                break
             self._step()
         return self.result
 
@@ -131,13 +144,13 @@ class Scheduler:
 
     def _step(self) -> None:
         scheduled: list[tuple[Request, int]] = []
-        num_preemptions = len(self.result.preemptions)
+        num_preemptions, swapped = len(self.result.preemptions), self.result.swapped_blocks
         budget = self.settings.token_budget
         crowd = len(self.running) + len(self.waiting)
         budget = self._schedule_running(scheduled, budget, crowd)
         preempted = len(self.result.preemptions) > num_preemptions
         held_up = NO_MEMORY if preempted else self._admit(scheduled, budget, crowd)  # R6
-        self._record(scheduled, held_up)
+        self._record(scheduled, held_up, self.result.swapped_blocks - swapped)
         self._process(scheduled)
         if not scheduled and (not preempted or self._never_fits()):
             self._stall()
@@ -221,12 +234,12 @@ class Scheduler:
                 outcome.admit_step = len(self.result.steps)
         return NOBODY_WAITS
 
-    def _record(self, scheduled: list[tuple[Request, int]], held_up: int) -> None:
-        """The step as it stands, and the clock at its end."""
+    def _record(self, scheduled: list[tuple[Request, int]], held_up: int, moved: int) -> None:
+        """The step as it stands, the blocks it swapped out and in, and the clock at its end."""
         law = self.settings.step_time
         tokens = sum(n for _, n in scheduled)
         context = sum(request.computed for request, _ in scheduled)
-        self.clock_ns += law.ns(tokens, context)
+        self.clock_ns += law.ns(tokens, context, moved)
         cached = sum(request.computed for request in self.running)
         needed = [min(self.memory.held_slots(r), r.final_tokens) for r in self.running]
         held = self.memory.used_slots()

@@ -20,19 +20,23 @@ class StepTime:
 
     With `read_ns`, what reading the weights takes, reading and computing overlap: base + the longer of
     read + context × context tokens and token × scheduled tokens. A step without tokens takes base.
+    Blocks that a step swaps out or in are moved before it computes: nothing overlaps with that.
     """
 
     base_ns: int = 10_000_000
     token_ns: int = 20_000
     context_ns: int = 1
     read_ns: int = 0
+    swap_ns: int = 0
+    """Of a block that is moved, either way."""
 
-    def ns(self, tokens: int, context: int) -> int:
-        """Of a step of so many tokens, whose requests have so many tokens of context."""
+    def ns(self, tokens: int, context: int, moved: int = 0) -> int:
+        """Of a step of so many tokens, whose requests have so many tokens of context; blocks it moves."""
+        base = self.base_ns + self.swap_ns * moved
         if self.read_ns and tokens:
             reading = self.read_ns + self.context_ns * context
-            return self.base_ns + max(reading, self.token_ns * tokens)
-        return self.base_ns + self.token_ns * tokens + self.context_ns * context
+            return base + max(reading, self.token_ns * tokens)
+        return base + self.token_ns * tokens + self.context_ns * context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,7 @@ RUN = _record(
     # the settings
     "allocator placement num_slots num_blocks block_size max_model_len max_running most token_budget"
     " max_batched_tokens chunked_prefill watermark_blocks full_check threshold adaptive"
-    " swaps cpu_blocks aborts base_ns token_ns context_ns read_ns warm_up"
+    " swaps cpu_blocks aborts base_ns token_ns context_ns read_ns swap_ns warm_up"
     # where it stands: time, the stream of requests, lists of lines
     " clock step phase head arrived first last running decoding prefilling preempted"
     " free_lines head_line stamp holes"
@@ -49,10 +49,13 @@ RUN = _record(
     # sums over the run
     " done cut aborted preemptions recomputed swapped copied scheduled peak stopped"
     " steps_kept gaps_kept width skipped skips measured point_ends"
-    # this step: arrivals up to when, who is there, tokens, context of those who are not scheduled
-    " seen_ns crowd now_tokens now_batch now_decoded now_unseen now_context"
+    # this step: blocks moved before it, arrivals up to when, who is there, tokens, context of those
+    # who are not scheduled
+    " swapped_before seen_ns crowd now_tokens now_batch now_decoded now_unseen now_context"
     # how many stand in its lists, which are columns of the lines
-    " ended gaps",
+    " ended gaps"
+    # no step begins from then on; tokens of who has ended, and of who had before this step
+    " until_ns ended_prompt ended_output ended_prompt_before ended_output_before",
     ("calendar", CALENDAR),
     # how many decoding requests need a block in the steps of each remainder modulo block_size
     ("phases", LARGEST_BLOCK),
@@ -72,7 +75,7 @@ LINE = _record(
     # Lists, a place a line: stacks of lines, lines by their order, and what this step has to tell.
     " free preempted prefilling ended gap hole_at hole_size"
 )
-QUEUE = _record("arrival_ns prompt output index")
+QUEUE = _record("arrival_ns prompt output index prefilled")
 SUMS = _record("steps token reserved internal external idle running no_seat no_tokens no_memory")
 STEP = _record(
     "scheduled_tokens batch running waiting held context_tokens end_ns preemptions decoded held_up gap"
@@ -151,9 +154,10 @@ def _run_record(allocator: str, where: str, settings: Settings, warm_up: int, mo
     run.adaptive = settings.long_prefill_adaptive
     run.swaps = settings.preemption == SWAP
     run.aborts = settings.on_stall == ABORT_HEAD
-    for name in ("base_ns", "token_ns", "context_ns", "read_ns"):
+    for name in ("base_ns", "token_ns", "context_ns", "read_ns", "swap_ns"):
         run[name] = getattr(settings.step_time, name)
     run.most = most
+    run.until_ns = np.iinfo(np.int64).max
     run.free_blocks = settings.num_blocks
     run.warm_up = warm_up
     run["calendar"][:] = NONE

@@ -12,46 +12,44 @@ from kvtool.view import Table, View
 MAX_SOURCE = 60
 
 
+SENTENCES = {
+    "models": ("– : neither the config nor its class says.",),
+    "gpus": (
+        "– : no source was found. Memory is the driver's total; rates are without sparsity.",
+        "A price is one on-demand example of its day, not a quote.",
+    ),
+    "workloads": (
+        "– : the preset does not say; without a rate, all requests are there at the start.",
+        "Lengths are in tokens, each mean is that after the cut at the cap.",
+    ),
+    "prefixes": (
+        "A session: a shared prefix, tokens of its own, then turns × branches of requests.",
+        "Lengths are means in tokens; kept: the nodes of a level that are gone on with.",
+    ),
+    "claims": (
+        "kvtool presets --show NAME prints the published figures and the commands that try them.",
+        "scripts/claims.py runs them; docs/claims.md has what came of it.",
+    ),
+    None: ("kvtool presets KIND lists them, kvtool presets --show NAME prints one.",),
+}
+
+
 def view(run: Run) -> View:
     """One table; its columns follow from the kind that was asked for."""
     kind = run.params["kind"]
-    if kind == "models":
-        return View(
-            tables=(_models(run.rows),), sentences=("– : neither the config nor its class says.",)
-        )
-    if kind == "gpus":
-        return View(
-            tables=(_gpus(run.rows),),
-            sentences=(
-                "– : no source was found. Memory is the driver's total; rates are without sparsity.",
-                "A price is one on-demand example of its day, not a quote.",
-            ),
-        )
-    if kind == "workloads":
-        return View(
-            tables=(_workloads(run.rows),),
-            sentences=(
-                "– : the preset does not say; without a rate, all requests are there at the start.",
-                "Lengths are in tokens, each mean is that after the cut at the cap.",
-            ),
-        )
-    if kind == "prefixes":
-        return View(
-            tables=(_prefixes(run.rows),),
-            sentences=(
-                "A session: a shared prefix, tokens of its own, then turns × branches of requests.",
-                "Lengths are means in tokens; kept: the nodes of a level that are gone on with.",
-            ),
-        )
-    return View(
-        tables=(
-            Table(
-                columns=("kind", "presets"),
-                rows=tuple((row["kind"], f"{row['presets']:,}") for row in run.rows),
-                right=frozenset({"presets"}),
-            ),
-        ),
-        sentences=("kvtool presets KIND lists them, kvtool presets --show NAME prints one.",),
+    tables = {
+        "models": _models, "gpus": _gpus, "workloads": _workloads, "prefixes": _prefixes,
+        "claims": _claims,
+    }  # fmt: skip
+    table = tables.get(kind, _kinds)(run.rows)
+    return View(tables=(table,), sentences=SENTENCES[kind])
+
+
+def _kinds(rows: tuple[Row, ...]) -> Table:
+    return Table(
+        columns=("kind", "presets"),
+        rows=tuple((row["kind"], f"{row['presets']:,}") for row in rows),
+        right=frozenset({"presets"}),
     )
 
 
@@ -140,6 +138,20 @@ def _prefixes(rows: tuple[Row, ...]) -> Table:
         ),
         right=frozenset(title for title, _ in counted),
     )
+
+
+def _claims(rows: tuple[Row, ...]) -> Table:
+    return Table(
+        columns=("name", "claim", "commands", "figures", "source"),
+        rows=tuple(
+            (
+                row["id"], row["name"], _number(len(row["runs"])), _number(len(row["figures"])),
+                _shortened(row["source"]),
+            )
+            for row in rows
+        ),
+        right=frozenset({"commands", "figures"}),
+    )  # fmt: skip
 
 
 def _text(value: str | None) -> str:

@@ -7,17 +7,26 @@ from collections.abc import Sequence
 from kvtool.run import Row, Run
 from kvtool.simulate import Timeline
 from kvtool.view import Table, View
+from kvtool.view.simulate_pools import (
+    binds_of_pools,
+    laws_of,
+    pools_table,
+    preempted_of_pools,
+    transfers_of,
+)
 from kvtool.view.timeline import timeline_chart
-from kvtool.view.words import counted, number, words_of
+from kvtool.view.words import counted, number, rate, seconds, words_of
 
 SETTINGS = (
     "scheduler", "rate",
-    "num_blocks", "block_size", "max_model_len", "max_num_seqs", "max_num_active_seqs",
-    "max_batched_tokens", "max_scheduled_tokens", "watermark", "long_prefill_threshold",
+    "link_bits_per_s", "num_blocks", "block_size", "max_model_len", "max_num_seqs", "max_num_active_seqs",
+    "max_batched_tokens", "max_scheduled_tokens", "watermark", "long_prefill_threshold", "preemption",
+    "cpu_blocks",
 )  # fmt: skip
 """What the rows of one run may differ in."""
 OFTEN = 0.01
 """Of all steps: from here on a limit that requests wait for is said to bind."""
+DISAGGREGATED = "disaggregated"
 TIMES = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E"}
 LIMITS = {
     "seqs": "a place among the {max_num_active_seqs:,} that may run",
@@ -31,7 +40,8 @@ def view(run: Run, lines: Sequence[Timeline] = ()) -> View:
     """One row: its figures and its times. Several: a line each, and which is best."""
     rows, chart = run.rows, timeline_chart(lines) if lines else None
     if len(rows) == 1:
-        tables = (_figures(rows[0]), _times(rows[0]))
+        apart = (pools_table(rows[0]),) if rows[0]["scheduler"] == DISAGGREGATED else ()
+        tables = (_figures(rows[0]), *apart, _times(rows[0]))
         return View(tables=tables, sentences=tuple(_about(rows[0])), chart=chart)
     said = (*(_grows(row, rows) for row in rows if row["queue_grows"]), *_best(rows))
     return View(tables=(_lines(rows),) if rows else (), sentences=said, chart=chart)
@@ -39,11 +49,11 @@ def view(run: Run, lines: Sequence[Timeline] = ()) -> View:
 
 def _figures(row: Row) -> Table:
     cells = {
-        "output tokens/s": _rate(row["output_tokens_per_s"]),
-        "requests/s": _rate(row["requests_per_s"]),
-        "mean batch": _rate(row["mean_batch"]),
+        "output tokens/s": rate(row["output_tokens_per_s"]),
+        "requests/s": rate(row["requests_per_s"]),
+        "mean batch": rate(row["mean_batch"]),
         "peak batch": number(row["peak_batch"]),
-        "blocks used": _rate(row["mean_used_blocks"]),
+        "blocks used": rate(row["mean_used_blocks"]),
         "steps": number(row["steps"]),
         "preemptions": number(row["preemptions"]),
     }
@@ -79,18 +89,18 @@ def _lines(rows: tuple[Row, ...]) -> Table:
         rows=tuple(
             (
                 *(_value(row[name]) for name in apart),
-                *(_rate(row[f"{what}_per_s"]) for what in ("output_tokens", "requests")),
-                _rate(row["mean_batch"]),
+                *(rate(row[f"{what}_per_s"]) for what in ("output_tokens", "requests")),
+                rate(row["mean_batch"]),
                 *(seconds(row[name]) for name in times),
                 number(row["preemptions"]),
                 number(row["requests"] - row["finished"]),
                 *([_hit_rate(row)] if cached else []),
                 *(
-                    [f"{row['slo_met_share']:.1%}", _rate(row["goodput_requests_per_s"])]
+                    [f"{row['slo_met_share']:.1%}", rate(row["goodput_requests_per_s"])]
                     if goals
                     else []
                 ),
-                *([_rate(row["tokens_per_usd"])] if priced else []),
+                *([rate(row["tokens_per_usd"])] if priced else []),
             )
             for row in rows
         ),
@@ -104,7 +114,7 @@ def _value(value: object) -> str:
 
 def _apart(rows: tuple[Row, ...]) -> list[str]:
     """The settings that differ; one that only follows another is left out."""
-    names = [name for name in SETTINGS if len({row[name] for row in rows}) > 1]
+    names = [name for name in SETTINGS if len({row.get(name) for row in rows}) > 1]
     follows = {"max_num_active_seqs": "max_num_seqs", "max_scheduled_tokens": "max_batched_tokens"}
     return [
         name
@@ -123,18 +133,25 @@ def _best(rows: tuple[Row, ...]) -> list[str]:
     rated = [row for row in rows if row["output_tokens_per_s"]]
     if rated:
         top = max(rated, key=lambda row: float(row["output_tokens_per_s"]))
-        rate = _rate(top["output_tokens_per_s"])
-        said.append(f"Most output tokens/s: {rate} with {', '.join(words_of(top, apart))}.")
+        most_rate = rate(top["output_tokens_per_s"])
+        said.append(f"Most output tokens/s: {most_rate} with {', '.join(words_of(top, apart))}.")
     timed = [row for row in rows if row["ttft_s_p99"] is not None]
     if timed:
         first = min(timed, key=lambda row: float(row["ttft_s_p99"]))
         time = seconds(first["ttft_s_p99"])
         said.append(f"Shortest TTFT p99: {time} with {', '.join(words_of(first, apart))}.")
-    return [*said, *([_law(rows[0])] if rows else [])]
+    law = laws_of if rows and rows[0]["scheduler"] == DISAGGREGATED else _law
+    return [*said, *([law(rows[0])] if rows else [])]
 
 
 def _about(row: Row) -> list[str]:
     """The verdict first, then why, then what the times are worth."""
+    if row["scheduler"] == DISAGGREGATED:
+        told = (
+            _grows(row, (row,)) if row["queue_grows"] else "", _goal(row), _verdict(row),
+            binds_of_pools(row), transfers_of(row), _unserved(row), preempted_of_pools(row), laws_of(row),
+        )  # fmt: skip
+        return [text for text in told if text]
     told = (
         _grows(row, (row,)) if row["queue_grows"] else "", _goal(row), _verdict(row), _unserved(row),
         _cached(row), _preempted(row), _binds(row), _law(row),
@@ -163,7 +180,7 @@ def _goal(row: Row) -> str:
     ]  # fmt: skip
     return (
         f"{row['slo_met_share']:.1%} of requests are within {', '.join(limits)}: a goodput of "
-        f"{_rate(row['goodput_requests_per_s'])} requests/s."
+        f"{rate(row['goodput_requests_per_s'])} requests/s."
     )
 
 
@@ -179,10 +196,15 @@ def _verdict(row: Row) -> str:
     if asked == 1:
         who = "The one request is"
     return (
-        f"{who} served in {seconds(row['span_s'])}: {_rate(row['output_tokens_per_s'])} output "
-        f"tokens/s, {_rate(row['requests_per_s'])} requests/s, {_rate(row['mean_batch'])} requests "
-        f"in a step on average and at most {row['peak_batch']:,}."
+        f"{who} served in {seconds(row['span_s'])}: {rate(row['output_tokens_per_s'])} output "
+        f"tokens/s, {rate(row['requests_per_s'])} requests/s{_batch(row)}."
     )
+
+
+def _batch(row: Row) -> str:
+    if row["mean_batch"] is None:
+        return ""
+    return f", {rate(row['mean_batch'])} requests in a step on average and at most {row['peak_batch']:,}"
 
 
 def _unserved(row: Row) -> str:
@@ -217,6 +239,10 @@ def _preempted(row: Row) -> str:
     share = row["recomputed_tokens"] / row["scheduled_tokens"] if row["scheduled_tokens"] else 0.0
     again = row["rehit_tokens"]
     found = f"; {again:,} of their tokens were cached at the return" if again else ""
+    if row["swapped_blocks"]:
+        size = "" if row["swapped_bytes"] is None else f" ({row['swapped_bytes'] / 2**30:,.3g} GiB)"
+        took = seconds(row["swapped_blocks"] * row["swap_ns"] / 1e9)
+        found += f"; {counted(row['swapped_blocks'], 'block')}{size} moved out and in, {took} of all steps"
     return (
         f"{counted(row['preemptions'], 'preemption')} cost {row['recomputed_tokens']:,} computed "
         f"tokens, {share:.1%} of the {row['scheduled_tokens']:,} that were scheduled{found}."
@@ -256,19 +282,3 @@ def _law(row: Row) -> str:
 def _hit_rate(row: Row) -> str:
     queried = row["queried_tokens"]
     return f"{row['hit_tokens'] / queried:.1%}" if queried else "–"
-
-
-def _rate(value: float | None) -> str:
-    """Three digits, or whole above a hundred."""
-    if value is None:
-        return "–"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def seconds(value: float | None) -> str:
-    """'1.23 s', '45.6 ms', '789 µs', or a dash for no time."""
-    if value is None:
-        return "–"
-    if value >= 1:
-        return f"{value:,.0f} s" if value >= 1000 else f"{value:.2f} s"
-    return f"{value * 1e3:.1f} ms" if value >= 1e-3 else f"{value * 1e6:.0f} µs"

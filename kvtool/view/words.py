@@ -51,3 +51,19 @@ def words_of(row: Row, names: Iterable[str]) -> list[str]:
         for name in names
         if row[name] is not None
     ]
+
+
+def rate(value: float | None) -> str:
+    """Three digits, or whole above a hundred."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def seconds(value: float | None) -> str:
+    """'1.23 s', '45.6 ms', '789 µs', or a dash for no time."""
+    if value is None:
+        return "–"
+    if value >= 1:
+        return f"{value:,.0f} s" if value >= 1000 else f"{value:.2f} s"
+    return f"{value * 1e3:.1f} ms" if value >= 1e-3 else f"{value * 1e6:.0f} µs"
