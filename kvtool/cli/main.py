@@ -59,7 +59,7 @@ COMMANDS: dict[str, Entry] = {
     "presets": Entry(
         "kvtool.cli.presets",
         ANALYSE,
-        "What is known: models, GPUs, workloads and shared prefixes, each with its source.",
+        "What is known: models, GPUs, workloads, shared prefixes and claims, each with its source.",
     ),
 }
 """In the order of the help. The module has a function of the command's name, or, with commands of its
