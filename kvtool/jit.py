@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,7 +36,7 @@ _FOR_CALLERS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "forceinli
 def compiled(function: _Function) -> _Function:
     """Compile when first called and keep the machine code on disk, where there is a place for it.
 
-    It is made anew when any file of the function's folder has changed.
+    It is made anew when any file of the function's subpackage of kvtool has changed.
     """
     return _kept(function, {})
 
@@ -85,9 +86,9 @@ def _kept(function: _Function, more: dict[str, Any]) -> _Function:
     options = {"no_cfunc_wrapper": True, **_OPTIONS, **more}
     try:
         made = _njit(cache=True, **options)(function)
-        cache = getattr(made, "_cache", None)
-        if cache is not None:  # as it is where NUMBA_DISABLE_JIT says so
-            _make_careful(cache, _stamp(Path(function.__code__.co_filename).parent))
+        kept = getattr(made, "_cache", None)
+        if kept is not None:  # as it is where NUMBA_DISABLE_JIT says so
+            _make_careful(kept, _stamp(_around(Path(function.__code__.co_filename))))
         return made
     except RuntimeError:  # neither the package's folder nor the user's cache can be written
         return _njit(**options)(function)
@@ -113,28 +114,36 @@ def _level_3() -> Iterator[None]:
                 codegen._mpm_full = passes
 
 
-def _make_careful(cache: Any, stamp: str) -> None:
+def _make_careful(kept: Any, stamp: str) -> None:
     """Machine code on disk is a help, never a condition: what is damaged there is made anew."""
     # numba looks at the function's own file alone; its parts stand in the others.
-    cache._cache_file._source_stamp = stamp
-    load, save = cache.load_overload, cache.save_overload
+    kept._cache_file._source_stamp = stamp
+    load, save = kept.load_overload, kept.save_overload
 
     def load_or_forget(*arguments: Any) -> Any:
         try:
             return load(*arguments)
         except Exception:  # noqa: BLE001 - whatever a damaged file makes pickle raise
             with suppress(OSError):
-                Path(cache._cache_file._index_path).unlink(missing_ok=True)
+                Path(kept._cache_file._index_path).unlink(missing_ok=True)
             return None
 
     def save_if_possible(*arguments: Any) -> None:
         with suppress(OSError):  # a full disk, a quota
             save(*arguments)
 
-    cache.load_overload, cache.save_overload = load_or_forget, save_if_possible
+    kept.load_overload, kept.save_overload = load_or_forget, save_if_possible
 
 
+def _around(file: Path) -> Path:
+    """The folder whose files call each other: of kvtool/sim/blocks/kernel.py it is kvtool/sim."""
+    package = Path(__file__).parent
+    inside = file.is_relative_to(package) and len(file.relative_to(package).parts) > 1
+    return package / file.relative_to(package).parts[0] if inside else file.parent
+
+
+@cache
 def _stamp(folder: Path) -> str:
     """What machine code is made from: all files of a folder, and this one, which says how."""
-    files = [*sorted(folder.glob("*.py")), Path(__file__)]
+    files = [*sorted(folder.rglob("*.py")), Path(__file__)]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

@@ -51,6 +51,11 @@ class Pool:
             )
         return count
 
+    def usable_blocks(self, block_size: int) -> int:
+        """Of vLLM: one block of a pool that was given as memory is its null block, which nobody is given."""
+        count = self.num_blocks(block_size)
+        return count if self.kv_bytes is None else max(1, count - 1)
+
     def num_tokens(self, block_size: int) -> int:
         """Tokens there is room for: blocks × block_size, or the tokens themselves, of which what
         does not cut memory into blocks can use every one."""

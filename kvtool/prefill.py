@@ -77,6 +77,10 @@ class Prefill:
     """KV cache of one token, all layers, whole model."""
     weights_bytes: int
     """Of the whole model, the embedding table included."""
+    looked_up_bytes: int = 0
+    """Of these the embedding table, of which a step reads a row a token; 0 where it is the head too."""
+    rank_bytes_per_token: int = 0
+    """KV cache of one token on the fullest rank: heads that are fewer than the ranks are copied."""
     efficiency: float = EFFICIENCY
     """Share of `flops_per_s` that is reached: an estimate."""
     gpu: str | None = None
@@ -247,6 +251,7 @@ def _on_gpus(prefill: Prefill, gpus: Gpus) -> Prefill:
 def _of_model(loaded: LoadedConfig, layout: CacheLayout, given: int | None) -> Prefill:
     """The model's own part, its weights as given or as counted."""
     counted, weights, notes = _weights(loaded, layout, given)
+    size = ideal.size(layout, context=1, encoder=0)
     return Prefill(
         model=loaded.name,
         dtype=layout.dtype.name,
@@ -255,8 +260,10 @@ def _of_model(loaded: LoadedConfig, layout: CacheLayout, given: int | None) -> P
         parameters=counted.matrices,
         head_parameters=counted.head,
         attention=_attention(layout),
-        bytes_per_token=ideal.size(layout, context=1, encoder=0).bytes,
+        bytes_per_token=size.bytes,
+        rank_bytes_per_token=size.rank_bytes,
         weights_bytes=weights,
+        looked_up_bytes=counted.looked_up * layout.dtype.bits // 8,
         notes=notes,
     )
 

@@ -86,8 +86,9 @@ def _csv_cell(value: Any) -> str:
 
 
 def markdown_text(run: Run, view: View) -> str:
-    """The tables as GitHub tables, the sentences as paragraphs below them."""
-    blocks = [_markdown_table(table) for table in view.tables]
+    """The tables as GitHub tables, the sentences as paragraphs above and below them."""
+    blocks = [one_line(sentence) for sentence in view.lead]
+    blocks += [_markdown_table(table) for table in view.tables]
     blocks += [one_line(sentence) for sentence in view.sentences]
     return "\n\n".join(blocks) + "\n" if blocks else ""
 
@@ -133,8 +134,10 @@ def table_text(view: View, stream: TextIO) -> str:
     """The view as tables for the stream: its width and colours on a terminal, all of it in a pipe."""
     page = _Page(stream)
     console = _console(page)
+    for sentence in view.lead:
+        console.print(one_line(sentence))
     for index, table in enumerate(view.tables):
-        if index:
+        if index or view.lead:
             console.print()
         _print_table(console, table)
     if view.tables and view.sentences:

@@ -6,6 +6,7 @@ whole nanoseconds a row has in seconds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 PERCENTILES = (50, 90, 99)
 GROWS, FEW_WAIT = 0.1, 10
 """Of who arrives in the second half, the share that the queue grows by; fewer than so many are no queue."""
+NO_GROWTH = {
+    "arrivals_per_s": None, "queue_mid": None, "queue_later": None, "queue_end": None,
+    "queue_grows": False,
+}  # fmt: skip
+"""Where requests do not come one after the other."""
 STRETCHES = 300
 
 
@@ -36,6 +42,7 @@ class Timeline:
     """Of the pool's blocks."""
     preemptions: tuple[float, ...]
     """So far."""
+    last_arrival_s: float = 0.0
 
 
 def row_of(
@@ -71,7 +78,7 @@ def goals_of(found: Replay, slo: Slo | None, row: Row, priced_usd: float | None)
     if slo is not None:
         good = met(slo, found)
         share = float(good.mean()) if len(good) else 0.0
-        goodput = float(good.sum()) / row["span_s"] if row["span_s"] else None
+        goodput = _goodput(float(good.sum()), share, found, row["span_s"])
     rate = row["output_tokens_per_s"]
     return {
         **goals,
@@ -83,25 +90,42 @@ def goals_of(found: Replay, slo: Slo | None, row: Row, priced_usd: float | None)
     }
 
 
+def _goodput(met: float, share: float, found: Replay, span_s: float) -> float | None:
+    """Requests a second within the objective: that share of those that arrive; the time in which the last
+    ones are served counts only where all came at once."""
+    arrivals = found.arrival_ns[found.arrival_ns >= 0]
+    arriving_s = (int(arrivals.max()) - int(arrivals.min())) / SECOND_NS if len(arrivals) else 0.0
+    if arriving_s and len(arrivals) == len(found.arrival_ns):
+        return share * (len(arrivals) - 1) / arriving_s
+    return met / span_s if span_s else None
+
+
 def growth_of(found: Replay) -> Row:
-    """Who waits in the middle and at the end of the arrivals: a queue has no end that grows by a tenth of
-    who came in between, or by half to more than ever ran at once."""
+    """Who waits in the middle of the arrivals, at three quarters and at their end: `queue_row`."""
     import numpy as np
 
     arrivals = np.sort(found.arrival_ns[found.arrival_ns >= 0])
     ends, waiting = found.steps["end_ns"], found.steps["waiting"]
-    row: Row = {"arrivals_per_s": None, "queue_mid": None, "queue_end": None, "queue_grows": False}
     if len(arrivals) < 2 or arrivals[0] == arrivals[-1] or not len(ends):
-        return row
-    middle = len(arrivals) // 2
-    places = np.searchsorted(ends, [arrivals[middle], arrivals[-1]])
-    mid, last = waiting[np.minimum(places, len(ends) - 1)].tolist()
-    return queue_row(arrivals, mid, last, int(found.steps["running"].max()))
+        return dict(NO_GROWTH)
+    places = np.searchsorted(ends, [arrivals[place] for place in looks(len(arrivals))])
+    lengths = waiting[np.minimum(places, len(ends) - 1)].tolist()
+    return queue_row(arrivals, lengths, int(found.steps["running"].max()))
 
 
-def queue_row(arrivals: Column, mid: int, last: int, most: int | None = None) -> Row:
-    """Whether a queue grows that was so long in the middle of these times, and so long at their end;
-    `most` requests ran at once, if that is known."""
+def looks(count: int) -> tuple[int, int, int]:
+    """At which of so many arrivals the queue is looked at."""
+    return count // 2, count * 3 // 4, count - 1
+
+
+def queue_row(arrivals: Column, lengths: Sequence[int], most: int | None = None) -> Row:
+    """Whether a queue has no end that is so long at the three `looks` at these arrivals; `most` requests
+    ran at once, if that is known.
+
+    It has none if in both of the last quarters it grew, and from the first look to the last by GROWS of
+    who came in between, or by half to more than ever ran at once. A burst grows it in one of them alone.
+    """
+    mid, later, last = lengths
     middle = len(arrivals) // 2
     span_s = int(arrivals[-1] - arrivals[0]) / SECOND_NS
     fast = (last - mid) / max(1, len(arrivals) - middle) > GROWS
@@ -109,8 +133,9 @@ def queue_row(arrivals: Column, mid: int, last: int, most: int | None = None) ->
     return {
         "arrivals_per_s": (len(arrivals) - 1) / span_s,
         "queue_mid": mid,
+        "queue_later": later,
         "queue_end": last,
-        "queue_grows": bool((fast or slow) and last > FEW_WAIT),
+        "queue_grows": bool((fast or slow) and mid < later < last and last > FEW_WAIT),
     }
 
 
@@ -121,13 +146,15 @@ def timeline_of(name: str, found: Replay, settings: Settings) -> Timeline:
     ends = found.steps["end_ns"].astype(np.float64) / SECOND_NS
     if not len(ends):
         return Timeline(name=name, end_s=(), batch=(), waiting=(), used_share=(), preemptions=())
-    begins = np.concatenate([[max(0.0, float(found.arrival_ns.min()) / SECOND_NS)], ends[:-1]])
+    begins = found.steps["begin_ns"] / SECOND_NS
     edges = np.linspace(begins[0], ends[-1], min(STRETCHES, len(ends)) + 1)
+    times = np.stack([begins, ends], axis=1).ravel()
 
     def mean(values: Any) -> tuple[float, ...]:
-        """The integral up to each edge, as differences over their distance."""
-        area = np.concatenate([[0.0], np.cumsum(values * (ends - begins))])
-        at_edges = np.interp(edges, np.concatenate([begins[:1], ends]), area)
+        """The integral up to each edge, as differences over their distance; between steps all is 0."""
+        after = np.cumsum(values * (ends - begins))
+        areas = np.stack([np.concatenate([[0.0], after[:-1]]), after], axis=1).ravel()
+        at_edges = np.interp(edges, times, areas)
         return tuple((np.diff(at_edges) / np.diff(edges)).tolist())
 
     done = np.searchsorted(ends, edges[1:])
@@ -139,6 +166,7 @@ def timeline_of(name: str, found: Replay, settings: Settings) -> Timeline:
         waiting=mean(found.steps["waiting"]),
         used_share=mean(found.steps["used_blocks"] / settings.num_blocks),
         preemptions=tuple(preemptions.tolist()),
+        last_arrival_s=float(found.arrival_ns.max()) / SECOND_NS,
     )
 
 
@@ -148,6 +176,7 @@ def echo_of(settings: Settings) -> Row:
     law = echoed.pop("step_time")
     return {
         **echoed,
+        "index": settings.index if settings.prefix_caching else None,
         "max_num_active_seqs": settings.max_running,
         "max_scheduled_tokens": settings.token_budget,
         **law,
@@ -162,7 +191,8 @@ def _totals(found: Replay) -> Row:
         "steps": count,
         "end_ns": int(steps["end_ns"][-1]) if count else 0,
         "preemptions": found.preemptions,
-        "recomputed_tokens": found.recomputed_tokens,
+        # What a victim's return finds in the cache is not computed again.
+        "recomputed_tokens": max(0, found.recomputed_tokens - found.rehit_tokens),
         "swapped_blocks": found.swapped_blocks,
         "queried_tokens": found.queried_tokens,
         "hit_tokens": found.hit_tokens,
@@ -233,9 +263,16 @@ def times_of(found: Replay) -> Row:
         "tpot": ((finish - first)[several] / (generated[several] - 1), None),
         "e2e": ((finish - arrival)[finished], None),
     }
+    row: Row = {}
+    for name, (ns, weights) in values.items():
+        row |= seconds_of(name, ns, weights)
+    return row
+
+
+def seconds_of(name: str, ns: Any, weights: Column | None = None) -> Row:
+    """PERCENTILES of times, in seconds, under this name."""
     return {
         f"{name}_s_p{percent}": None if value is None else value / SECOND_NS
-        for name, (ns, weights) in values.items()
         for percent, value in zip(PERCENTILES, percentiles(ns, weights), strict=True)
     }
 
@@ -256,10 +293,13 @@ def percentiles(values: Any, weights: Column | None = None) -> list[float | None
 
 
 def _queue(found: Replay) -> Row:
-    """In how many steps the head of the queue was kept out, and by which of the three limits."""
-    from kvtool.sim.settings import NO_MEMORY, NO_SEAT, NO_TOKENS
+    """In how many steps the head of the queue was kept out, and by which limit."""
+    from kvtool.sim.settings import BATCH_CLOSED, NO_MEMORY, NO_SEAT, NO_TOKENS
 
-    limits = {"max_num_seqs": NO_SEAT, "max_batched_tokens": NO_TOKENS, "num_blocks": NO_MEMORY}
+    limits = {
+        "max_num_seqs": NO_SEAT, "max_batched_tokens": NO_TOKENS, "num_blocks": NO_MEMORY,
+        "batch": BATCH_CLOSED,
+    }  # fmt: skip
     held_up = found.steps["held_up"]
     counts = {name: int((held_up == limit).sum()) for name, limit in limits.items()}
     return {
@@ -267,6 +307,7 @@ def _queue(found: Replay) -> Row:
         "waiting_for_seqs_steps": counts["max_num_seqs"],
         "waiting_for_tokens_steps": counts["max_batched_tokens"],
         "waiting_for_blocks_steps": counts["num_blocks"],
+        "waiting_for_batch_steps": counts["batch"],
         "binds": max(counts, key=lambda name: counts[name]) if any(counts.values()) else None,
     }
 
@@ -290,6 +331,11 @@ def notes_of(row: Row, *, interrupted: bool = False) -> list[str]:
         why = "unfinished: the head of the queue never fits, and --on-stall stop ended the run"
         told.append((row["unfinished"], why))
     notes = [f"{count:,} of {row['requests']:,} requests {why}" for count, why in told if count]
+    for name, what in (("index", "radix"), ("policy", "lpm")):
+        if row[name] == what:
+            notes.append(
+                f"--{name} {what}: rules read in SGLang's source, under vLLM's steps; no engine row to compare with"
+            )
     if row["itl_s_p50"] is None and row["tpot_s_p50"] is not None:
         notes.append(
             "itl is null: more requests decoded than a step has tokens, and which of them got none"

@@ -19,7 +19,9 @@ NAMES = ("ttft", "tpot", "e2e")
 USUAL_SHARE = 0.99
 MOST_TRIES, CLOSE = 40, 1.01
 """Rates that are tried at most, and how near the highest that keeps it and the lowest that does not are."""
-_WORD = re.compile(r"(ttft|tpot|e2e)=([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|us)")
+LEAST_RATE, MOST_RATE = 1e-6, 1e9
+"""Requests a second that --rate takes (kvtool.traffic)."""
+_WORD = re.compile(r"(ttft|tpot|e2e)=([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|us|)")
 _UNIT = {"s": SECOND_NS, "ms": SECOND_NS // 1000, "us": 1000}
 
 
@@ -29,6 +31,27 @@ class Slo:
 
     limits: Mapping[str, int] = field(default_factory=dict)
     share: float = USUAL_SHARE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What became of a rate: whether it keeps the objective, the share of requests that met it, and
+    whether the queue grew without end, which keeps none."""
+
+    keeps: bool
+    share: float
+    grows: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Highest:
+    """The highest rate that keeps an objective, and the lowest that was tried and does not."""
+
+    rate: float
+    share: float
+    refused_rate: float | None
+    refused_share: float | None
+    refused_grows: bool | None
 
 
 def parse_slo(text: str, share: float | None = None) -> Slo:
@@ -41,7 +64,16 @@ def parse_slo(text: str, share: float | None = None) -> Slo:
                 f"--slo: '{word.strip()[:40]}' is no objective",
                 "write times of ttft, tpot and e2e: --slo ttft=1s,tpot=50ms",
             )
+        if not match[3]:
+            raise usage_error(
+                f"--slo: '{match[0]}' has no unit",
+                f"write s, ms or us: --slo {match[0]}s, or {match[0]}ms",
+            )
+        if match[1] in limits:
+            raise usage_error(f"--slo: {match[1]} is given twice", "leave out one of the two")
         limits[match[1]] = round(float(match[2]) * _UNIT[match[3]])
+        if not limits[match[1]]:
+            raise usage_error(f"--slo: {match[0]} is less than a nanosecond", "give it more time")
     share = USUAL_SHARE if share is None else share
     if not 0 < share <= 1:
         raise usage_error(
@@ -70,24 +102,38 @@ def met(slo: Slo, found: Replay) -> Any:
     return good
 
 
-def highest_rate(keeps: Callable[[float], bool], first: float) -> float | None:
-    """The highest rate that keeps an objective, within CLOSE; None if not even a thousandth of the first
-    does. From the first rate up by doubling or down by halving, then between the two by their mean."""
+def highest_rate(
+    tried: Callable[[float], Trial], first: float, *, step: float = 2.0
+) -> Highest | None:
+    """The highest rate that keeps an objective, within CLOSE, of rates with four digits.
+
+    From the first one up or down, by a step that is squared each time, then between the two by their
+    mean. None if not even a thousandth of the first keeps it; nothing is refused if MOST_RATE keeps it.
+    """
     low, high = 0.0, math.inf
+    kept = refused = Trial(keeps=False, share=0.0)
     rate = first
     for _ in range(MOST_TRIES):
-        if keeps(rate):
-            low = rate
+        rate = float(f"{min(max(rate, LEAST_RATE), MOST_RATE):.4g}")
+        if (found := tried(rate)).keeps:
+            low, kept = rate, found
         else:
-            high = rate
-        if low and high / low <= CLOSE:
+            high, refused = rate, found
+        if low >= MOST_RATE or (low and high / low <= CLOSE):
             break
-        if not low and rate < first / 1000:
+        if not low and (rate < first / 1000 or rate <= LEAST_RATE):
             return None
-        if math.isinf(high):
-            rate = 2 * low
-        elif not low:
-            rate = high / 2
-        else:
+        if low and high < math.inf:
             rate = math.sqrt(low * high)
-    return low or None
+        else:
+            rate, step = (rate * step if low else rate / step), min(step * step, 1e3)
+    if not low:
+        return None
+    known = high < math.inf
+    return Highest(
+        rate=low,
+        share=kept.share,
+        refused_rate=high if known else None,
+        refused_share=refused.share if known else None,
+        refused_grows=refused.grows if known else None,
+    )

@@ -1,19 +1,17 @@
-"""How long a step takes: a roofline of a model on a GPU, or fitted to what `bench decode` measured.
+"""How long a step takes: a roofline of a model on a GPU.
 
 A step reads the weights once and the cache of every request in it, and computes its tokens; reading and
 computing overlap, and what takes longer counts (Williams et al., "Roofline", CACM 52(4), 2009). Beside
-them each step costs the host something. The attention of a prefill's tokens to each other is left out.
+them each step costs the host something. Windowed layers are taken to attend to a whole window, and to be
+read like the others; what ranks exchange takes no time.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kvtool.errors import KvtoolError, usage_error
+from kvtool.errors import usage_error
 from kvtool.requests import SECOND_NS
 from kvtool.sim.settings import StepTime
 
@@ -25,7 +23,8 @@ OVERHEAD_NS = 1_000_000
 READ_EFFICIENCY = 0.8
 """Share of the peak bandwidth that reading reaches: an estimate. Paged decode kernels measured elsewhere
 reach 0.78 to 0.9 of a copy's bandwidth."""
-MOST_RUN_BYTES = 1 << 26
+DIGITS = 6
+"""Of a time in ns: as many as the clock keeps (kvtool.sim.settings.femtoseconds)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +33,8 @@ class StepLaw:
 
     step_time: StepTime
     source: str
+    basis: str = ""
+    """What it rests on, in a few words."""
 
 
 def law_of(prefill: Prefill) -> StepLaw:
@@ -42,102 +43,26 @@ def law_of(prefill: Prefill) -> StepLaw:
         raise usage_error("a step takes no time without a GPU", "add --gpu, or give --step-time")
     reads = prefill.bandwidth_bytes_per_s * READ_EFFICIENCY / SECOND_NS
     computes = prefill.flops_per_s * prefill.efficiency / SECOND_NS
-    flops = 2 * (prefill.parameters + prefill.head_parameters)
+    windows = sum(a.pair_flops * a.window for a in prefill.attention if a.window is not None)
+    pairs = sum(a.pair_flops for a in prefill.attention if a.window is None)
+    flops = 2 * (prefill.parameters + prefill.head_parameters) + windows
     law = StepTime(
         base_ns=OVERHEAD_NS,
-        read_ns=round(prefill.weights_bytes / reads),
-        token_ns=round(flops / computes),
-        context_ns=round(prefill.bytes_per_token / reads),
+        read_ns=round((prefill.weights_bytes - prefill.looked_up_bytes) / reads),
+        token_ns=round(flops / computes, DIGITS),
+        context_ns=round(prefill.rank_bytes_per_token * prefill.tp / reads, DIGITS),
+        attention_ns=round(pairs / computes, DIGITS),
     )
     return StepLaw(
         step_time=law,
+        basis=(
+            f"a roofline of {prefill.model} on {prefill.gpu} at {READ_EFFICIENCY:g} of the bandwidth and "
+            f"{prefill.efficiency:g} of the peak, an estimate"
+        ),
         source=(
             f"{prefill.model} on {prefill.gpu}: {law.base_ns:,} ns + the longer of reading, {law.read_ns:,} ns + "
-            f"{law.context_ns:,} a token of context, and computing, {law.token_ns:,} ns a token: a roofline at "
+            f"{law.context_ns:,.6g} a token of context, and computing, {law.token_ns:,.6g} ns a token and "
+            f"{law.attention_ns:,.6g} a pair of a token and one that it attends to: a roofline at "
             f"{READ_EFFICIENCY:g} of the bandwidth and {prefill.efficiency:g} of the peak, an estimate"
         ),
     )
-
-
-def calibrated(path: str) -> StepLaw:
-    """A linear law fitted to a saved run of `kvtool bench decode`: least squares over its rows.
-
-    A row says what a prefill of batch × prompt tokens took (TTFT), and what a step of `batch` tokens
-    at the middle of the output did (TPOT). KvtoolError if it is no such run, or its rows do not tell
-    the three terms apart.
-    """
-    import numpy as np
-
-    rows = _rows_of(path)
-    points: list[tuple[float, float, float]] = []
-    for row in rows:
-        batch, prompt, output = (row[name] for name in ("batch", "prompt_tokens", "output_tokens"))
-        points.append((batch * prompt, batch * prompt, row["ttft_s"]))
-        points.append((batch, batch * (prompt + output / 2), row["tpot_s_p50"]))
-    tokens, context, seconds = np.array(points, np.float64).T
-    terms = np.stack([np.ones_like(tokens), tokens, context], axis=1)
-    if np.linalg.matrix_rank(terms) < 3:
-        raise KvtoolError(
-            f"{path}: its rows do not tell base, tokens and context apart",
-            "run kvtool bench decode with several --batch and --prompt-tokens",
-            code="not_calibrated",
-        )
-    fitted = _not_below_zero(terms, seconds)
-    base, token, each = (round(term * SECOND_NS) for term in fitted)
-    off = float(np.abs(terms @ fitted - seconds).max() / seconds.max())
-    return StepLaw(
-        step_time=StepTime(base_ns=base, token_ns=token, context_ns=each),
-        source=(
-            f"{Path(path).name}: {base:,} ns + {token:,} a token + {each:,} a token of context, fitted to "
-            f"{len(points)} measured times, off by {off:.0%} of the longest at most"
-        ),
-    )
-
-
-def _not_below_zero(terms: Any, seconds: Any) -> Any:
-    """Least squares relative to each time, terms below 0 left out one after the other."""
-    import numpy as np
-
-    kept = list(range(terms.shape[1]))
-    found = np.zeros(terms.shape[1])
-    while kept:
-        part = np.linalg.lstsq(
-            terms[:, kept] / seconds[:, None], np.ones_like(seconds), rcond=None
-        )[0]
-        if part.min() >= 0:
-            found[kept] = part
-            return found
-        kept.pop(int(part.argmin()))
-    return found
-
-
-def _rows_of(path: str) -> Sequence[dict[str, Any]]:
-    """The rows of a saved run that say what a step took."""
-    place = Path(path)
-    try:
-        if place.stat().st_size > MOST_RUN_BYTES:
-            raise KvtoolError(f"{path}: larger than a run is", "give a saved run", code="too_large")
-        run = json.loads(place.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise KvtoolError(
-            f"{path}: it cannot be read as a saved run ({type(error).__name__})",
-            "save one with kvtool bench decode -o run.json",
-            code="not_calibrated",
-        ) from error
-    names = ("batch", "prompt_tokens", "output_tokens", "ttft_s", "tpot_s_p50")
-    rows = run.get("rows", ()) if isinstance(run, dict) else ()
-    found = [
-        row for row in rows
-        if isinstance(row, dict) and all(_is_number(row.get(name)) for name in names)
-    ]  # fmt: skip
-    if not found:
-        raise KvtoolError(
-            f"{path}: none of its rows says what a step took",
-            "save one with kvtool bench decode -o run.json",
-            code="not_calibrated",
-        )
-    return found
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and value > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -95,10 +96,8 @@ def rate_of(rate: str) -> float | None:
     """Requests a second as typed; None for saturated."""
     if rate == SATURATED:
         return None
-    try:
-        value = float(rate)
-    except ValueError:
-        value = 0.0
+    plain = re.fullmatch(r"[0-9]{0,20}\.?[0-9]{1,20}(e[+-]?[0-9]{1,3})?", rate.lower(), re.ASCII)
+    value = float(rate) if plain else 0.0
     if not 1e-6 <= value <= 1e9:
         raise usage_error(
             f"--rate: '{rate}' is no rate",

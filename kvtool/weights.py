@@ -105,6 +105,11 @@ class Counted:
     head: int
     """The matrix from hidden state to words; the embedding table itself where it is tied."""
 
+    @property
+    def looked_up(self) -> int:
+        """Of the embedding table where it is not the head: then it stands beside the matrices too."""
+        return self.head if self.total - self.matrices >= 2 * self.head else 0
+
 
 def parameters(name: str, config: Mapping[str, Any], shape: ModelShape) -> int:
     """Parameters of the whole model, the head included; exact for the types of `DECODERS`.

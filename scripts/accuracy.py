@@ -70,6 +70,8 @@ LIMITS = """## What this does not show
 - The scheduler ran without a model: step times were a law, not a GPU. No row has priorities and
   asynchronous scheduling together, speculative decoding, sliding windows or offloading. `generated`
   counts tokens of requests that ended.
+- `simulate --index radix` and `--policy lpm` are rules read in SGLang 0.5.23's source, under vLLM's steps: no
+  engine runs that combination, and there is no row to compare with.
 - Prefix caches were replayed one request at a time: the engines' own batching, and what requests in
   flight lock, are not in these rows. Policies other than LRU are the engine's own for SGLang alone.
 - `ideal` is arithmetic: it is held to 48 sizes derived by hand (tests/golden/sizes.json) and to

@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/claims.md"
 NEAR = 0.1
-"""A figure this far off what was published is taken for reproduced."""
+"""A figure this far off a printed value is taken for reproduced; bounds and ranges hold as they are."""
 UNITS = {"": (1, ""), "x": (1, "x"), "%": (100, " %"), "ms": (1000, " ms"), "s": (1, " s")}
-UNITS |= {"/s": (1, "/s"), "GiB": (2**-30, " GiB")}
+UNITS |= {"/s": (1, "/s"), "GB": (1e-9, " GB")}
+LAW = re.compile(r"\{law:([^,{}]+),([^,{}]+),([^,{}]+)\}")
+"""What a step of a model on a GPU takes, in a command: {law:opt-13b,a100-40gb,fp16}."""
 TOOK = re.compile(r"\d+(?:\.\d)? s of one core")
 Row = Mapping[str, Any]
 
@@ -38,7 +40,8 @@ class Figure:
 
     With `within`, the largest value among the rows whose fields stay at or below these limits: a
     capacity. `per` names a field of the same row to divide by. `published` is as printed; `low` and
-    `high` bound it, in the field's own unit, and decide the verdict. Without both there is none.
+    `high` bound it, in the field's own unit, and decide the verdict: equal they are a printed value.
+    Without both there is none. `assumes` says which number of ours the figure rests on.
     """
 
     name: str
@@ -55,6 +58,12 @@ class Figure:
     over_where: dict[str, Any] = dataclasses.field(default_factory=dict)
     over_within: dict[str, float] = dataclasses.field(default_factory=dict)
     unit: str = ""
+    assumes: str = ""
+
+    @property
+    def title(self) -> str:
+        """Its name, with what it rests on."""
+        return f"{self.name} (assumes {self.assumes})" if self.assumes else self.name
 
     def value(self, rows: Mapping[str, Sequence[Row]]) -> float:
         """What our runs make of it."""
@@ -65,12 +74,20 @@ class Figure:
         return value / self._read(self.over, below, rows, self.over_where, self.over_within)
 
     def verdict(self, value: float) -> str:
-        """`yes`, `no`, or `–` if nothing was published that it could be held against."""
+        """`yes`, `no`, `reversed` (a gain that is a loss, or the other way), or `–` if nothing was
+        published that it could be held against."""
         if self.low is None and self.high is None:
             return "–"
-        low = -float("inf") if self.low is None else self.low * (1 - NEAR)
-        high = float("inf") if self.high is None else self.high * (1 + NEAR)
-        return "yes" if low <= value <= high else "no"
+        low = -float("inf") if self.low is None else self.low
+        high = float("inf") if self.high is None else self.high
+        if low == high:
+            low, high = low * (1 - NEAR), high * (1 + NEAR)
+        if low <= value <= high:
+            return "yes"
+        gain = self.low is not None and self.low > 1
+        loss = self.high is not None and self.high < 1
+        turned = (gain and round(value, 2) < 1) or (loss and round(value, 2) > 1)
+        return "reversed" if self.unit == "x" and turned else "no"
 
     def shown(self, value: float) -> str:
         """Three digits and the unit."""
@@ -98,9 +115,27 @@ def figures_of(claim: ClaimPreset) -> list[Figure]:
     return [Figure(**one) for one in claim.figures]
 
 
+def filled(command: str) -> str:
+    """A command with the laws that it names written out, as kvtool.step_law has them."""
+
+    def law(match: re.Match[str]) -> str:
+        from kvtool.config import load_config
+        from kvtool.prefill import prefill_of
+        from kvtool.sim.settings import StepTime
+        from kvtool.step_law import law_of
+
+        model, gpu, dtype = match.groups()
+        found = law_of(prefill_of(load_config, model, gpu=gpu, dtype=dtype)).step_time
+        usual = dataclasses.asdict(StepTime())
+        terms = {k: v for k, v in dataclasses.asdict(found).items() if v != usual[k]}
+        return ",".join(f"{name}={value}" for name, value in terms.items())
+
+    return LAW.sub(law, command)
+
+
 def words_of(command: str) -> list[str]:
     """A command as an argument list, without the name kvtool."""
-    return shlex.split(command)
+    return shlex.split(filled(command))
 
 
 def rows_of(command: str, *more: str) -> list[Row]:
@@ -116,21 +151,21 @@ def rows_of(command: str, *more: str) -> list[Row]:
     return rows
 
 
-def section(claim: ClaimPreset) -> tuple[str, str, tuple[str, ...]]:
-    """The claim's part of the page, whether it is reproduced, and its first figure's cells."""
+def section(claim: ClaimPreset) -> tuple[str, list[tuple[str, str, str, str]]]:
+    """The claim's part of the page, and its figures' cells."""
     start = time.process_time()
     rows = {name: rows_of(command) for name, command in claim.runs.items()}
     took = time.process_time() - start
     cells = []
     for one in figures_of(claim):
         value = one.value(rows)
-        cells.append((one.name, one.published, one.shown(value), one.verdict(value)))
+        cells.append((one.title, one.published, one.shown(value), one.verdict(value)))
     lines = [f"| {' | '.join(line)} |" for line in cells]
-    overall = together([line[-1] for line in cells])
-    commands = [f"# {name}\nkvtool {command}" for name, command in claim.runs.items()]
+    commands = [f"# {name}\nkvtool {filled(command)}" for name, command in claim.runs.items()]
     parts = [
         f"## {claim.id}: {claim.name}",
-        f"**Reproduced: {overall}.** {sentence(claim.reason)}",
+        f"**Its first figure: {cells[0][-1]}; of its figures, reproduced: {together(cells)}.** "
+        f"{sentence(claim.reason)}",
         f"Published: {sentence(claim.published)} Status: {sentence(claim.status)}",
         "\n".join(["| | published | ours | reproduced? |", "|---|--:|--:|---|", *lines]),
         "```sh\n" + "\n".join(commands) + "\n```",
@@ -138,15 +173,13 @@ def section(claim: ClaimPreset) -> tuple[str, str, tuple[str, ...]]:
         f"Source: {sentence(claim.source)}",
         f"Took {took:.1f} s of one core.",
     ]
-    return "\n\n".join(parts), overall, cells[0]
+    return "\n\n".join(parts), cells
 
 
-def together(verdicts: Sequence[str]) -> str:
-    """`yes`, `partly` or `no`, by the figures that have a published value."""
-    held = [one for one in verdicts if one != "–"]
-    if not held:
-        return "not held against a figure"
-    return held[0] if len(set(held)) == 1 else "partly"
+def together(cells: Sequence[tuple[str, str, str, str]]) -> str:
+    """`2 of 5`: of the figures that something was published to hold against."""
+    held = [one[-1] for one in cells if one[-1] != "–"]
+    return f"{held.count('yes')} of {len(held)}"
 
 
 def sentence(text: str) -> str:
@@ -159,27 +192,29 @@ def page(claims: Sequence[ClaimPreset]) -> str:
     """Every claim with what came of it."""
     found = [(claim, *section(claim)) for claim in claims]
     rows = [
-        f"| [{claim.id}](#{anchor(claim)}) | {' | '.join(first[:3])} | {overall} |"
-        for claim, _, overall, first in found
+        f"| [{claim.id}](#{anchor(claim)}) | {' | '.join(cells[0])} | {together(cells)} |"
+        for claim, _, cells in found
     ]
     head = f"""\
 # Published claims, tried
 
 Written by `python scripts/claims.py --write` from `presets/claims/` (`kvtool presets claims` lists them,
-`kvtool presets --show radix-5x` prints one). Each is run with the commands shown. A figure counts as
-reproduced if it is at most {NEAR:.0%} off what was published, or off the published range or limit; a dash
-means that nothing was published to hold it against. A claim is reproduced partly if some figures are
-and some are not: the first figure is what it is known for.
+`kvtool presets --show radix-5x` prints one). Each is run with the commands shown; the first figure is what
+a claim is known for.
+
+**Reproduced?** *yes*: at most {NEAR:.0%} off a printed value, or inside a published range or limit (words that were
+read as numbers say so). *no*: further off. *reversed*: what was published as a gain is a loss here, or the
+other way. A dash: nothing was published that it could be held against.
 
 What a step takes is a roofline of model and GPU, with half of the peak for computing, 0.8 of the bandwidth
 for reading and 1 ms a step for the host: estimates, never a measured engine. So ratios say what the
 allocator, the scheduler or the cache does; they do not contain what better kernels, CUDA graphs or a faster
 front end brought. Figures 2 and 15 of the vLLM paper are in [accuracy.md](accuracy.md).
 
-| claim | its first figure | published | ours | as a whole |
-|---|---|--:|--:|---|
+| claim | its first figure | published | ours | reproduced? | of its figures, reproduced |
+|---|---|--:|--:|---|---|
 """
-    return head + "\n".join([*rows, "", *[text + "\n" for _, text, *_ in found]]).rstrip() + "\n"
+    return head + "\n".join([*rows, "", *[text + "\n" for _, text, _ in found]]).rstrip() + "\n"
 
 
 def anchor(claim: ClaimPreset) -> str:

@@ -14,10 +14,11 @@ from sim_cases import drawn_settings, requests
 from kvtool.contents import Contents, of_segments
 from kvtool.requests import Requests
 from kvtool.sim.blocks.engine import BlocksEngine
+from kvtool.sim.blocks.pool import CachedPool
 from kvtool.sim.blocks.request import Batch, Request
 from kvtool.sim.blocks.scheduler import CachedScheduler
 from kvtool.sim.blocks.spelling import plain_requests
-from kvtool.sim.settings import Settings
+from kvtool.sim.settings import RADIX, Settings
 
 OUTCOMES = (
     "admit_step", "first_token_step", "finish_step", "first_token_ns", "finish_ns", "status",
@@ -25,7 +26,7 @@ OUTCOMES = (
 )  # fmt: skip
 STEPS = (
     "scheduled_tokens", "batch", "running", "waiting", "used_blocks", "context_tokens",
-    "evictions", "held_up", "end_ns",
+    "evictions", "held_up", "begin_ns", "end_ns",
 )  # fmt: skip
 MOST_STEPS = 20_000
 
@@ -95,6 +96,7 @@ def plain_numbers(run: CachedScheduler) -> dict[str, Any]:
     }
     found["generated"] = [one.told for one in run.requests]
     found |= {f"step {name}": [getattr(step, name) for step in run.steps] for name in STEPS}
+    free = list(run.pool.free_list) if isinstance(run.pool, CachedPool) else []
     return found | {
         "preemptions": len(run.preemptions),
         "recomputed": run.recomputed_tokens,
@@ -103,7 +105,7 @@ def plain_numbers(run: CachedScheduler) -> dict[str, Any]:
         "requery": run.requery_tokens,
         "rehit": run.rehit_tokens,
         "evicted": run.pool.num_evicted,
-        "free list": list(run.pool.free_list),
+        "free list": free,
     }
 
 
@@ -114,7 +116,8 @@ def fast_numbers(run: BlocksEngine) -> dict[str, Any]:
     found |= {f"step {name}": steps[name].tolist() for name in STEPS}
     sums = ("preemptions", "recomputed", "queried", "hit", "requery", "rehit", "evicted")
     found |= {name: int(run.state.run[name]) for name in sums}
-    return found | {"free list": list(run.free_list())}
+    is_radix = run.settings.prefix_caching and run.settings.index == RADIX
+    return found | {"free list": [] if is_radix else list(run.free_list())}
 
 
 def fast_gaps(run: BlocksEngine) -> Counter[int]:

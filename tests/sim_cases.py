@@ -59,7 +59,16 @@ OUTCOMES = (
     "num_preemptions", "generated", "status",
 )  # fmt: skip
 NEVER = 1 << 60
-STEPS = ("scheduled_tokens", "batch", "running", "waiting", "held", "context_tokens", "end_ns")
+STEPS = (
+    "scheduled_tokens",
+    "batch",
+    "running",
+    "waiting",
+    "held",
+    "context_tokens",
+    "begin_ns",
+    "end_ns",
+)
 
 
 def script() -> Any:
@@ -189,7 +198,13 @@ class Plain:
 
     def window(self) -> list[Step]:
         """The steps before which a tenth had ended, while somebody waits or will come."""
-        outcomes = [one for one in self.result.outcomes if one.status != REJECTED]
+        prompts = self.case.requests.prompt_tokens.tolist()
+        longest = self.case.settings.max_model_len
+        outcomes = [  # who would be rejected does not come, though the run stops before
+            one
+            for one, prompt in zip(self.result.outcomes, prompts, strict=True)
+            if 0 < prompt < longest
+        ]
         ends = sorted(one.finish_step for one in outcomes if one.finish_step >= 0)
         needed = warm_up_of(len(self.result.outcomes))
         begin = 0 if not needed else ends[needed - 1] + 1 if needed <= len(ends) else NEVER
@@ -304,8 +319,9 @@ def drawn_settings(draw: st.DrawFn, longest: int) -> Settings:
         on_stall=draw(pick(("abort-head", "abort-head", "stop"))),
         step_time=StepTime(
             base_ns=draw(pick((7, 1, 0))),
-            token_ns=draw(pick((3, 1, 0))),
-            context_ns=draw(pick((1, 0))),
+            token_ns=draw(pick((3, 1, 0, 0.75))),
+            context_ns=draw(pick((1, 0, 0.000001, 1.3))),
+            attention_ns=draw(pick((0, 0, 0.07, 2))),
             read_ns=draw(pick((0, 0, 9, 60))),
             swap_ns=draw(pick((0, 4, 100))),
         ),

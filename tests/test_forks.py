@@ -92,9 +92,20 @@ class Twin:
             self.pool.num_tokens(key) for job in self.running for key in job.keys(self.pool)
         )
         tokens += sum(job.prompt + len(job.limits) * job.generated for job in new)
+        pairs = sum(
+            self.pool.num_tokens(key)
+            for job in self.running
+            if job not in new
+            for key in job.keys(self.pool)
+        )
+        for job in new:
+            before = self.prefix + job.prompt
+            pairs += sum(range(self.prefix + 1, before + 1))
+            pairs += len(job.limits) * sum(range(before + 1, before + job.generated + 1))
         law = self.settings.step_time
         self.scheduled += tokens
         self.clock += law.base_ns + law.token_ns * tokens + law.context_ns * context
+        self.clock += law.attention_ns * pairs
         self.end = self.clock
         left = len(self.requests) - ended - self.too_long - len(self.running)
         self.measured.append(ended >= len(self.requests) // 10 and left > 0)
@@ -265,7 +276,7 @@ def equal_to_the_twin(
         max_num_seqs=rng.choice([samples, 3 * samples, 64]),
         max_batched_tokens=rng.choice([slots // 4 + 1, 8192]),
         watermark=rng.choice([0.0, 0.1]),
-        step_time=StepTime(context_ns=rng.choice([1, 100_000])),
+        step_time=StepTime(context_ns=rng.choice([1, 100_000]), attention_ns=rng.choice([0, 3])),
     )
     chosen = outputs[:, :samples]
     run = Forks(

@@ -393,7 +393,7 @@ def test_the_defaults_are_those_of_the_scheduler() -> None:
         for name, option in defaults_of(command.simulate).items()
         if name in {one.name for one in fields(Settings)} - {"num_blocks"}
     }
-    assert len(defaults) == 19
+    assert len(defaults) == 20
     assert [Settings(num_blocks=1, **one) for one in scheduler_grid(defaults)] == [
         Settings(num_blocks=1)
     ]

@@ -103,7 +103,7 @@ class Twin:
         measured = following is not None and self.counts["completed"] + self.counts[
             "too large"
         ] >= (len(self.case.requests) // 10)
-        before = Counter(self.whole)
+        before, begun_ns = Counter(self.whole), self.clock_ns
         for step in range(steps):
             slots: Counter[str] = Counter({"steps": 1})
             for prompt, output, _ in batch:
@@ -111,7 +111,7 @@ class Twin:
                 for place in range(longest + steps - 1):
                     slots[kind_of(place, prompt, output, step)] += 1
             held = len(batch) * (longest + steps - 1)
-            there = following is not None and following[2] <= self.clock_ns
+            there = following is not None and following[2] <= begun_ns
             seats = len(batch) == limits.max_running
             slots["external" if there and not seats else "idle"] += limits.num_slots - held
             self.whole += slots
@@ -120,7 +120,8 @@ class Twin:
             computed = len(batch) * (longest if step == 0 else 1)
             context = len(batch) * (longest + step)
             self.counts["scheduled"] += computed
-            self.clock_ns += law.ns(computed, context)
+            pairs = len(batch) * (longest * (longest + 1) // 2) if step == 0 else context
+            self.clock_ns += law.ns(computed, context, pairs)
         self.points.append(Sums(**{name: self.whole[name] - before[name] for name in self.whole}))
         self.counts["completed"] += len(batch)
         self.counts["peak"] = max(self.counts["peak"], len(batch))
@@ -162,7 +163,8 @@ def drawn_cases(draw: st.DrawFn) -> Case:
             step_time=StepTime(
                 base_ns=draw(pick((3, 0))),
                 token_ns=draw(pick((2, 0))),
-                context_ns=draw(pick((1, 0))),
+                context_ns=draw(pick((1, 0, 0.3))),
+                attention_ns=draw(pick((0, 0, 0.07, 2))),
                 read_ns=draw(pick((0, 0, 7, 40))),
             ),
         ),

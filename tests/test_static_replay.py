@@ -32,7 +32,8 @@ def cases(draw: st.DrawFn) -> tuple[Requests, Settings]:
         max_num_seqs=draw(st.sampled_from((256, 4, 1))),
         step_time=StepTime(
             base_ns=draw(st.sampled_from((3, 0))), token_ns=draw(st.sampled_from((2, 0))),
-            context_ns=draw(st.sampled_from((1, 0))), read_ns=draw(st.sampled_from((0, 9, 40))),
+            context_ns=draw(st.sampled_from((1, 0))),
+            attention_ns=draw(st.sampled_from((0, 0.07, 2))), read_ns=draw(st.sampled_from((0, 9, 40))),
         ),
     )  # fmt: skip
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvtool.cli.options import names_in
 from kvtool.errors import KvtoolError, did_you_mean, usage_error
 from kvtool.units import MAX_COUNT, MAX_LIST, parse_counts
 
@@ -25,7 +26,8 @@ MAX_SLOTS = 2**40
 MAX_STEP_NS = 10**12
 MOST_ROWS = 10_000
 ON_STALL = ("abort-head", "stop")
-POLICIES = ("fcfs", "priority")
+POLICIES = ("fcfs", "priority", "lpm")
+INDEXES = ("hash", "radix")
 FINISH_BY = ("max-tokens", "eos")
 STEP_TIME = "base_ns=10000000,token_ns=20000,context_ns=1"
 
@@ -104,11 +106,20 @@ PrefixCachingOpt = Annotated[
         "Share blocks of equal prefixes: the requests need segments, or hash_ids.",
     ),
 ]
+IndexOpt = Annotated[
+    str,
+    typer.Option(
+        "--index", metavar="NAMES", rich_help_panel=SCHEDULER,
+        help="Of --prefix-caching: hash (vLLM), or radix: SGLang's tree under vLLM's steps, by its source, not "
+        "compared with an engine; both as a list.",
+    ),
+]  # fmt: skip
 PolicyOpt = Annotated[
     str,
     typer.Option(
-        "--policy", metavar="POLICY", rich_help_panel=SCHEDULER,
-        help="fcfs: first come, first served. priority: the lowest priority of a line first.",
+        "--policy", metavar="NAMES", rich_help_panel=SCHEDULER,
+        help="fcfs: first come, first served. priority: the lowest priority of a line first. lpm: SGLang's "
+        "longest cached prefix first, by its source, not compared with an engine. Or a list.",
     ),
 ]  # fmt: skip
 AsyncOpt = Annotated[
@@ -166,6 +177,9 @@ def scheduler_grid(given: Mapping[str, Any]) -> list[dict[str, Any]]:
     }
     if "watermark" in asked:
         lists["watermark"] = _watermarks(asked["watermark"])
+    for name, known in (("index", INDEXES), ("policy", POLICIES)):
+        if name in asked:
+            lists[name] = list(names_in(asked[name], flag_of(name), known))
     check_rows(lists.values())
     fixed: dict[str, Any] = {
         name: asked[name]
@@ -175,7 +189,7 @@ def scheduler_grid(given: Mapping[str, Any]) -> list[dict[str, Any]]:
         )
         if name in asked
     }  # fmt: skip
-    for name, known in (("on_stall", ON_STALL), ("policy", POLICIES), ("finish_by", FINISH_BY)):
+    for name, known in (("on_stall", ON_STALL), ("finish_by", FINISH_BY)):
         if name in asked:
             fixed[name] = one_of(asked[name], known, flag_of(name))
     if "step_time" in asked:
@@ -194,13 +208,24 @@ def check_rows(lists: Iterable[Sized], most: int = MOST_ROWS) -> None:
 
 
 def check_modelled(given: Mapping[str, Any]) -> None:
-    """Refuse a combination that was never compared with vLLM."""
-    if given["policy"] == "priority" and given["async_scheduling"]:
-        raise KvtoolError(
-            "--policy priority with --async-scheduling: what vLLM does was not measured",
-            "leave out one of them",
-            code="unsupported",
-        )
+    """Refuse a combination that was never compared with vLLM, or that means nothing."""
+    indexes = names_in(given["index"], "--index", INDEXES)
+    policies = names_in(given["policy"], "--policy", POLICIES)
+    of_cache = [("--index radix", "radix" in indexes), ("--policy lpm", "lpm" in policies)]
+    for flag, is_asked in of_cache:
+        if is_asked and not given["prefix_caching"]:
+            raise usage_error(f"{flag} is of a prefix cache", f"add --prefix-caching to {flag}")
+    if not given["async_scheduling"]:
+        return
+    why = "what vLLM does was not measured"
+    for flag, is_asked in (("--policy priority", "priority" in policies), *of_cache):
+        if is_asked:
+            raise KvtoolError(
+                f"{flag} with --async-scheduling: {why}",
+                "leave out one of them",
+                code="unsupported",
+            )
+        why = "SGLang's rules are modelled one step at a time"
 
 
 def flag_of(name: str) -> str:
@@ -234,11 +259,11 @@ def _watermarks(text: str) -> list[float]:
 
 
 def _step_time(text: str) -> StepTime:
-    """'base_ns=…,token_ns=…,context_ns=…': some of the three, the others by default."""
+    """'base_ns=…,token_ns=…,context_ns=…': some of the terms, the others by default."""
     from kvtool.sim.settings import StepTime
 
     names = tuple(StepTime.__dataclass_fields__)
-    values: dict[str, int] = {}
+    values: dict[str, Any] = {}
     for part in text.split(","):
         name, _, number = (word.strip() for word in part.partition("="))
         if name not in names or name in values:
@@ -247,10 +272,13 @@ def _step_time(text: str) -> StepTime:
                 f"--step-time: '{name[:40]}' {what}",
                 f"write {STEP_TIME}, or some of it.{did_you_mean(name[:40], names)}",
             )
-        if not re.fullmatch("[0-9]{1,13}", number) or int(number) > MAX_STEP_NS:
+        whole = name in ("base_ns", "read_ns", "swap_ns")
+        form = "[0-9]{1,13}" if whole else r"[0-9]{1,13}(\.[0-9]{1,6})?"
+        if not re.fullmatch(form, number) or float(number) > MAX_STEP_NS:
+            kind = "whole ns" if whole else "ns with six digits behind the point at most,"
             raise usage_error(
-                f"--step-time: {name} takes whole ns from 0 to {MAX_STEP_NS:,}, not '{number[:40]}'",
+                f"--step-time: {name} takes {kind} from 0 to {MAX_STEP_NS:,}, not '{number[:40]}'",
                 f"write {STEP_TIME}, or some of it",
             )
-        values[name] = int(number)
+        values[name] = float(number) if "." in number else int(number)
     return StepTime(**values)

@@ -38,6 +38,9 @@ kvtool simulate --requests chat.jsonl --num-blocks 1000 --per-request out.jsonl 
 
 kvtool simulate --requests conversation_trace.jsonl --num-blocks 9000 --block-size 512 --prefix-caching
 
+kvtool simulate --model llama-3-8b --gpu a100-40gb --workload agent --prefix-caching --index hash,radix
+
+A CSV: arrival_s,prompt_tokens,output_tokens (arrival_ms and Azure's own names too).
 A line of chat.jsonl: {"arrival_ns": 0, "prompt_tokens": 512, "output_tokens": 128}. With --prefix-caching
 also "segments": [stream, first token, tokens, ...] of the prompt, and "out_stream".
 """
@@ -48,7 +51,7 @@ _NOT_ASKED = ("format", "json", "output", "quiet", "verbose")
 def simulate(
     requests: o.RequestsOpt = None,
     trace_format: o.TraceFormatOpt = None,
-    workload: f.WorkloadOpt = None,
+    workload: o.WorkloadOpt = None,
     dist: f.DistOpt = None,
     prompt_dist: f.PromptDistOpt = None,
     output_dist: f.OutputDistOpt = None,
@@ -82,6 +85,7 @@ def simulate(
     reserve_full_prompt: s.FullPromptOpt = True,
     long_prefill_threshold: s.LongPrefillOpt = "0",
     long_prefill_adaptive: s.LongAdaptiveOpt = False,
+    index: s.IndexOpt = "hash",
     policy: s.PolicyOpt = "fcfs",
     async_scheduling: s.AsyncOpt = False,
     finish_by: s.FinishByOpt = "max-tokens",
@@ -126,15 +130,16 @@ def _params(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_outputs(given: Mapping[str, Any], output: Path | None) -> None:
-    from kvtool.cli.fragment_words import check_numbers
+    from kvtool.cli.fragment_words import check_numbers, files_in
+    from kvtool.cli.simulate_disaggregated import check_disaggregated
     from kvtool.cli.simulate_files import check_files
-    from kvtool.cli.simulate_pools import check_pools
     from kvtool.output import PICTURES
 
     check_numbers(given)
-    check_pools(given, drawn=output is not None and output.suffix.lower() in PICTURES)
+    check_disaggregated(given, drawn=output is not None and output.suffix.lower() in PICTURES)
     files = {"-o": output, "--per-request": given["per_request"], "--per-step": given["per_step"]}
-    check_files(files, given["requests"] or "")
+    sources = [given[name] for name in ("requests", "calibrate") if given[name]]
+    check_files(files, [*sources, *files_in({**given, "trace": None})])
 
 
 def _run(given: Mapping[str, Any], out: Any, output: Path | None) -> None:
@@ -154,13 +159,14 @@ def _run(given: Mapping[str, Any], out: Any, output: Path | None) -> None:
     for text in (*words.notes, *_notes_of_pools([case.settings for case in words.cases])):
         out.note(text)
     drawn = output is not None and output.suffix.lower() in PICTURES
-    rows, lines, last, failed = run_cases(words, out, drawn=drawn)
-    if last.interrupted:
-        failed = interrupted(rows, len(words.cases), out)
-    elif failed is None:
-        failed = write_files(given, last, out)
-    run = Run(command="simulate", params=_params(given), rows=tuple(rows))
-    out.emit(run, view(run, lines), failed=failed)
+    done = run_cases(words, out, drawn=drawn)
+    failed = done.failed
+    if done.last is not None and done.last.interrupted:
+        failed = interrupted(done.rows, len(words.cases), out)
+    elif done.last is not None and failed is None:
+        failed = write_files(given, done.last, words.cases[-1].requests, out)
+    run = Run(command="simulate", params=_params(given), rows=tuple(done.rows))
+    out.emit(run, view(run, done.lines), failed=failed)
 
 
 def _notes_of_pools(grid: list[Any]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +12,12 @@ from kvtool.errors import usage_error
 from kvtool.output import check_file
 
 if TYPE_CHECKING:
+    from kvtool.requests import Requests
     from kvtool.sim.replay import Replay
 
 LINES_AT_ONCE = 1 << 16
 REQUEST = (
-    '{"admit_step": %d, "first_token_step": %d, "finish_step": %d, "first_token_ns": %d, '
+    '{"arrival_ns": %d, "prompt_tokens": %d, "admit_step": %d, "first_token_step": %d, "finish_step": %d, "first_token_ns": %d, '
     '"finish_ns": %d, "num_preemptions": %d, "cached_tokens_first": %d, '
     '"cached_tokens_after_preemption": %d, "generated": %d, "status": "%s"}\n'
 )
@@ -26,7 +27,7 @@ STEP = (
 )
 
 
-def check_files(files: dict[str, Path | None], source: str) -> None:
+def check_files(files: dict[str, Path | None], sources: Sequence[str]) -> None:
     """Refuse at once what would fail after the run, or cost a file that is read or also written."""
     named = {flag: path for flag, path in files.items() if path is not None}
     for flag, path in named.items():
@@ -36,7 +37,7 @@ def check_files(files: dict[str, Path | None], source: str) -> None:
                     f"{flag} {path}: it is written as JSON lines", "give a name that ends in .jsonl"
                 )
             check_file(path)
-        if _is_read(source, path):
+        if any(_is_read(source, path) for source in sources):
             raise usage_error(
                 f"{flag} {path}: it is the file that is read", "choose another name for the result"
             )
@@ -52,12 +53,13 @@ def _is_read(source: str, path: Path) -> bool:
     return False
 
 
-def request_lines(found: Replay) -> Iterator[bytes]:
+def request_lines(found: Replay, requests: Requests) -> Iterator[bytes]:
     """A request a line, by index."""
     from kvtool.sim.settings import STATUSES
 
     outcomes = found.outcomes
-    numbers = [outcomes[name] for name in (
+    numbers = [found.arrival_ns, requests.prompt_tokens]
+    numbers += [outcomes[name] for name in (
         "admit_step", "first_token_step", "finish_step", "first_token_ns", "finish_ns",
         "num_preemptions", "cached_tokens_first", "cached_tokens_after_preemption", "generated",
     )]  # fmt: skip

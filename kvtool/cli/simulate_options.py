@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from kvtool.cli import fragment_options, prefix_options
+
 REQUESTS, CLOCK, GOALS = "Requests", "Time and cost", "Objectives"
 
 RequestsOpt = Annotated[
@@ -21,6 +23,23 @@ TraceFormatOpt = Annotated[
     typer.Option(
         "--trace-format", metavar="NAME", rich_help_panel=REQUESTS, show_default=False,
         help="azure, mooncake, burstgpt, bailian, lengths or kvtool; found out if left out.",
+    ),
+]  # fmt: skip
+
+
+def complete_workload(incomplete: str) -> list[str]:
+    """Names of both kinds."""
+    kinds = (fragment_options, prefix_options)
+    return [name for kind in kinds for name in kind.complete_workload(incomplete)]
+
+
+WorkloadOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--workload", metavar="NAME", rich_help_panel=REQUESTS, show_default=False,
+        autocompletion=complete_workload,
+        help="A preset of lengths: chat, vllm-paper; or of shared prefixes, for --prefix-caching: agent, "
+        "multi-turn-chat, few-shot.",
     ),
 ]  # fmt: skip
 RateOpt = Annotated[
@@ -65,15 +84,16 @@ DisaggregateOpt = Annotated[
     typer.Option(
         "--disaggregate", metavar="KINDS", rich_help_panel="Prefill and decode apart", show_default=False,
         help="GPUs for prompts and for the other tokens, an instance of the model on each --tp of them "
-        "(or /tpN of a kind): prefill=h100:4,decode=h200:4.",
+        "(or /tpN of a kind): prefill=h100:4,decode=h200:4. A request goes to the prefill instance with the fewest "
+        "outstanding prompt tokens, then to the decode instance with the fewest requests.",
     ),
 ]  # fmt: skip
 LinkOpt = Annotated[
     str | None,
     typer.Option(
         "--link", metavar="RATES", rich_help_panel="Prefill and decode apart", show_default=False,
-        help="Of each prefill instance, over which caches are sent one by one: 400Gb (bits a second), "
-        "50GB/s, or a list.",
+        help="Of each prefill instance, however many GPUs it has, over which caches are sent one by one: 400Gb "
+        "(bits a second, also 400Gb/s, 400gbps), 50GB/s, or a list.",
     ),
 ]  # fmt: skip
 CalibrateOpt = Annotated[

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kvtool import catalog, sharing
 from kvtool.cli import fragment_words
+from kvtool.cli.scheduler_options import check_rows
 from kvtool.contents import joined, of_blocks
 from kvtool.errors import KvtoolError, usage_error
 from kvtool.requests import Requests
@@ -20,9 +22,12 @@ from kvtool.units import parse_count, parse_counts
 
 if TYPE_CHECKING:
     from kvtool.contents import Contents
-    from kvtool.sim.disaggregated import Pools
+    from kvtool.sim.disaggregated import Split
+    from kvtool.slo import Highest
     from kvtool.trace import Trace
 
+MOST_REQUESTS = 1 << 25
+"""That are kept: 200 bytes each."""
 STATIC, CONTINUOUS, CHUNKED = "static", "continuous", "chunked"
 MADE = ("workload", *fragment_words.DISTS, *fragment_words.OF_LENGTHS)
 
@@ -42,54 +47,125 @@ class Case:
     gpu: str | None = None
     num_gpus: int | None = None
     priced_usd: float | None = None
-    pools: Pools | None = None
+    split: Split | None = None
     """Prefill and decode apart; `settings` are then the decode's."""
     bytes_per_token: int | None = None
     """Of the whole model, for what is swapped; 0 if nothing is."""
+    step_time_basis: str = "chosen, not measured (name a --gpu, or give --step-time or --calibrate)"
+    """What the times of steps rest on."""
     made: Mapping[str, Any] = field(default_factory=dict)
+    longer: Callable[[], tuple[Requests, Contents | None]] | None = None
+    """Twice as many requests that are made alike, of another seed; None: they are what they are."""
+    highest: Highest | None = None
+    """How --find-rate came to the rate."""
 
 
 def of_made(traffics: Any, seed: int) -> list[Case]:
     """The same requests at every rate, those that --find-rate tries among them."""
     cases = []
-    for count, rate in itertools.product(traffics.counts, traffics.rates):
+    check_rows([traffics.counts, traffics.rates])
+    for count in traffics.counts:
+        check_count(count)
+    for count, rate in itertools.product(traffics.counts, dict.fromkeys(traffics.rates)):
         if rate == AS_TRACED:
-            raise usage_error(
-                "--rate trace is of a file with time stamps", "give --rate saturated or a number"
-            )
+            raise _not_of_made()
         traffic = traffics.traffic(count, SATURATED, traffics.longest)
         requests = at_rate(all_requests(traffic), rate_of(rate), seed)
-        cases.append(_case(traffic.name, False, rate, requests, None, traffic.made))
+        case = _case(traffic.name, False, rate, requests, None, traffic.made)
+        cases.append(replace(case, longer=partial(_made_longer, traffics, count)))
     return cases
 
 
+def _made_longer(traffics: Any, count: int) -> tuple[Requests, None]:
+    given = {**traffics.given, "seed": traffics.given["seed"] + 1}
+    other = replace(traffics, given=given, made={}, notes=[])
+    return all_requests(other.traffic(2 * count, SATURATED, other.longest)), None
+
+
+def check_count(count: int) -> None:
+    """Each request and each step is kept."""
+    if count > MOST_REQUESTS:
+        raise KvtoolError(
+            f"{count:,} requests are more than {MOST_REQUESTS:,}, and each is kept",
+            "give fewer --num-requests; kvtool fragment runs them without keeping",
+            code="too_large",
+        )
+
+
+def _not_of_made() -> KvtoolError:
+    return usage_error(
+        "--rate trace is of a file with time stamps", "give --rate saturated or a number"
+    )
+
+
 def shared_workload(given: Mapping[str, Any]) -> Sharing | None:
-    """The made workload whose prompts share prefixes, if --workload names one: lengths come first."""
-    name = given["workload"]
+    """The made workload whose prompts share prefixes, if --workload names one. A name that lengths have too
+    means those, unless prefixes are cached."""
+    name, cached, count = given["workload"], given["prefix_caching"], given["num_requests"]
     if name is None:
-        return None
+        return _lengths_alone("made requests") if cached else None
+    lengths: KvtoolError | None = None
     try:
         catalog.workload_preset(name)
-    except KvtoolError as unknown:
-        counts = given["num_requests"]
-        try:
-            return sharing_of(
-                name, seed=given["seed"],
-                num_requests=None if counts is None else parse_count(counts, name="--num-requests"),
-            )  # fmt: skip
-        except KvtoolError as error:
-            raise unknown from error
-    return None
+    except KvtoolError as error:
+        lengths = error
+    if lengths is None and not cached:
+        return None
+    try:
+        shared = sharing_of(name, seed=given["seed"])
+    except KvtoolError as error:
+        if lengths is None:
+            return _lengths_alone(f"--workload {name}")
+        raise (error if "+" in name or ":" in name else lengths) from error
+    if count is None:
+        return shared
+    return replace(shared, num_requests=parse_count(count, name="--num-requests"))
 
 
-def of_shared(shared: Sharing, given: Mapping[str, Any]) -> tuple[list[Case], int]:
+def _lengths_alone(what: str) -> NoReturn:
+    raise usage_error(
+        f"--prefix-caching: nothing is known to be shared by {what}, of which there are lengths alone",
+        "take a --workload of kvtool presets prefixes, such as agent, or requests with segments or hash_ids",
+    )
+
+
+def of_shared(
+    shared: Sharing, given: Mapping[str, Any], notes: list[str]
+) -> tuple[list[Case], int]:
     """Its requests at each rate, with what they consist of, and the longest of them."""
-    import numpy as np
-
     if any(given[name] is not None for name in MADE if name != "workload"):
         raise usage_error(
             f"--workload {shared.name} has lengths of its own", "leave out the other lengths"
         )
+    rates = list(dict.fromkeys(map(str.strip, (given["rate"] or SATURATED).split(","))))
+    check_rows([rates])
+    check_count(shared.num_requests)
+    requests, contents = _drawn(shared)
+    longer = partial(
+        _drawn, replace(shared, num_requests=2 * shared.num_requests, seed=shared.seed + 1)
+    )
+    if AS_TRACED in rates:
+        raise _not_of_made()
+    if rates != [SATURATED]:
+        notes.append(
+            f"{shared.name}: turns come by --rate and do not wait for the answer before them, so that "
+            "hits may come early"
+        )
+    cases = [
+        _case(
+            shared.name, False, rate,
+            at_rate(requests, rate_of(rate), given["seed"]), contents, shared.echo(),
+        )
+        for rate in rates
+    ]  # fmt: skip
+    cases = [replace(case, longer=longer) for case in cases]
+    return cases, int((requests.prompt_tokens + requests.output_tokens).max()) + 1
+
+
+def _drawn(shared: Sharing) -> tuple[Requests, Contents]:
+    """Its requests and what they consist of."""
+    import numpy as np
+
     parts = list(sharing.chunks(shared))
     firsts = np.cumsum([0, *map(len, parts)]).tolist()
     requests = Requests(
@@ -97,16 +173,9 @@ def of_shared(shared: Sharing, given: Mapping[str, Any]) -> tuple[list[Case], in
         prompt_tokens=np.concatenate([part.prompt_tokens for part in parts]),
         output_tokens=np.concatenate([part.output_tokens for part in parts]),
     )
-    contents = joined([of_blocks(part, first=k) for part, k in zip(parts, firsts, strict=False)])
-    rates = (given["rate"] or SATURATED).split(",")
-    cases = [
-        _case(
-            shared.name, False, rate.strip(),
-            at_rate(requests, rate_of(rate.strip()), given["seed"]), contents, shared.echo(),
-        )
-        for rate in rates
-    ]  # fmt: skip
-    return cases, int((requests.prompt_tokens + requests.output_tokens).max()) + 1
+    return requests, joined(
+        [of_blocks(part, first=k) for part, k in zip(parts, firsts, strict=False)]
+    )
 
 
 def of_file(given: Mapping[str, Any], notes: list[str]) -> list[Case]:
@@ -115,7 +184,7 @@ def of_file(given: Mapping[str, Any], notes: list[str]) -> list[Case]:
     )
     _check_contents(given, trace)
     notes += _notes_of(trace, given["policy"])
-    rates = [AS_TRACED] if given["rate"] is None else given["rate"].split(",")
+    rates = list(dict.fromkeys((given["rate"] or AS_TRACED).split(",")))
     counts = [len(trace.requests)]
     if given["num_requests"] is not None:
         asked = parse_counts(given["num_requests"], name="--num-requests")
@@ -125,6 +194,7 @@ def of_file(given: Mapping[str, Any], notes: list[str]) -> list[Case]:
                 "--num-requests cuts the file, and --prefix-caching knows it whole",
                 "cut the file itself: head -n",
             )
+    check_rows([counts, rates])
     cases = []
     for count, rate in itertools.product(dict.fromkeys(counts), rates):
         requests = trace.requests.first(count)
@@ -177,9 +247,9 @@ def _notes_of(trace: Trace, policy: str) -> list[str]:
     notes = [f"{trace.name}: {text}" for text in trace.notes]
     if not trace.has_arrivals:
         notes.append(f"{trace.name}: it has no arrivals, so all requests arrive at once")
-    by_priority, there = policy == "priority", trace.requests.priority is not None
+    by_priority, there = "priority" in policy.split(","), trace.requests.priority is not None
     if there and not by_priority:
-        notes.append(f"{trace.name}: priorities are not looked at by --policy fcfs")
+        notes.append(f"{trace.name}: priorities are not looked at by --policy {policy}")
     if by_priority and not there:
         notes.append(f"{trace.name}: all requests have one priority")
     return notes

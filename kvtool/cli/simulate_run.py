@@ -2,85 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kvtool.cli.simulate_requests import STATIC, Case, at_rate
+from kvtool.cli.simulate_rate import NO_RATE, Advance, at_highest, growth, replayed
+from kvtool.cli.simulate_requests import STATIC, Case
 from kvtool.cli.simulate_words import Words
 from kvtool.errors import INTERRUPTED, KvtoolError
 from kvtool.run import Row
-from kvtool.sim.disaggregated import PooledReplay, replay_pools
-from kvtool.sim.replay import Replay, compiles, replay
-from kvtool.simulate import Timeline, goals_of, growth_of, notes_of, row_of, timeline_of
-from kvtool.simulate_pools import growth_of_pools, row_of_pools
-from kvtool.slo import highest_rate, met
+from kvtool.sim import instances
+from kvtool.sim.disaggregated import DisaggregatedReplay
+from kvtool.sim.replay import Replay, compiles
+from kvtool.simulate import Timeline, goals_of, notes_of, row_of, timeline_of
+from kvtool.simulate_disaggregated import row_of_disaggregated
 
 if TYPE_CHECKING:
     from kvtool.output import Output
-    from kvtool.slo import Slo
+    from kvtool.requests import Requests
+    from kvtool.slo import Highest, Slo
 
-NO_RATE = "no_rate"
 MOST_LINES = 7
 """Runs that a picture shows."""
-Advance = Callable[[float], None]
 
 
-def run_cases(
-    words: Words, out: Output, *, drawn: bool
-) -> tuple[list[Row], list[Timeline], Replay, KvtoolError | None]:
-    """A row for each case until an interrupt or an error; what a picture shows; the last replay."""
-    cases = words.cases
-    if any(case.scheduler != STATIC and compiles(case.requests, case.settings) for case in cases):
-        out.aside("compiling the simulator, once on this machine: about 5 s")
-    rows: list[Row] = []
-    lines: list[Timeline] = []
-    told: dict[str, list[int]] = {}
+@dataclass(slots=True)
+class Done:
+    """What has come of the cases so far."""
+
+    rows: list[Row] = field(default_factory=list)
+    lines: list[Timeline] = field(default_factory=list)
+    """What a picture shows."""
+    last: Replay | None = None
     failed: KvtoolError | None = None
+    told: dict[str, list[int]] = field(default_factory=dict)
+    """Notes, with the numbers of the rows that they are on."""
+
+
+def run_cases(words: Words, out: Output, *, drawn: bool) -> Done:
+    """A row for each case until an interrupt or an error; what is made by then is kept."""
+    cases, done = words.cases, Done()
+    if any(_compiles(case) for case in cases):
+        out.aside("compiling the simulator, once on this machine: 5 to 10 s")
     with out.progress("simulating", total=sum(len(case.requests) for case in cases)) as advance:
-        for case in cases:
-            try:
-                case = _at_highest(case, words, advance, out) if words.find_rate else case
-                found = _replay(case, advance)
-            except KvtoolError as error:
-                if error.code == NO_RATE and case is not cases[-1]:
-                    out.note(f"{_name(case, cases)}: {error.message}")
-                    continue
-                if not rows:
-                    raise
-                failed = error
-                break
-            row = _row(case, found, words.slo)
-            rows.append(row)
-            for text in notes_of(row, interrupted=found.interrupted):
-                told.setdefault(text, []).append(len(rows))
-            if drawn and len(lines) < MOST_LINES:
-                lines.append(timeline_of(_name(case, cases), found, case.settings))
-            if found.interrupted:
-                break
-    for text, numbers in told.items():
-        out.note(text + _of_rows(numbers, len(rows)))
-    if drawn and len(rows) > MOST_LINES:
-        out.note(f"the picture shows the first {MOST_LINES} of {len(rows):,} runs")
-    return rows, lines, found, failed
+        try:
+            for case in cases:
+                if not _run_case(case, words, out, advance, done, drawn=drawn):
+                    break
+        except KeyboardInterrupt:
+            if not done.rows:
+                raise
+            done.failed = _stopped("run again for the rest: the rows that are told are whole")
+    for text, numbers in done.told.items():
+        out.note(text + _of_rows(numbers, len(done.rows)))
+    if drawn and len(done.rows) > MOST_LINES:
+        out.note(f"the picture shows the first {MOST_LINES} of {len(done.rows):,} runs")
+    if not done.rows and done.failed is not None:
+        raise done.failed
+    return done
 
 
-def _replay(case: Case, advance: Advance) -> Replay:
-    if case.pools is not None:
-        return replay_pools(case.requests, case.pools, advance)
-    if case.scheduler == STATIC:
-        from kvtool.sim.static_replay import replay_static
+def _run_case(
+    case: Case, words: Words, out: Output, advance: Advance, done: Done, *, drawn: bool
+) -> bool:
+    """The row of a case; whether the next one may be run. A rate that is not found costs its case alone."""
+    name = _name(case, words.cases)
+    try:
+        case = _at_highest(case, words, out) if words.find_rate else case
+        found = replayed(case, advance)
+    except KvtoolError as error:
+        if len(words.cases) > 1:
+            error.message = f"{name}: {error.message}"
+        if error.code == NO_RATE:
+            if done.failed is not None:
+                out.note(error.message)
+            done.failed = done.failed or error
+            return True
+        if not done.rows:
+            raise
+        done.failed = error
+        return False
+    row = _row(case, found, words.slo)
+    done.rows.append(row)
+    done.last = found
+    for text in notes_of(row, interrupted=found.interrupted):
+        done.told.setdefault(text, []).append(len(done.rows))
+    if drawn and len(done.lines) < MOST_LINES:
+        done.lines.append(timeline_of(name, found, case.settings))
+    return not found.interrupted
 
-        return replay_static(case.requests, case.settings, advance)
-    return replay(case.requests, case.settings, advance, contents=case.contents)
+
+def _compiles(case: Case) -> bool:
+    """Whether the first such run on this machine is still to come."""
+    if case.split is not None:
+        return instances.compiles()
+    return case.scheduler != STATIC and compiles(case.requests, case.settings)
 
 
 def _row(case: Case, found: Replay, slo: Slo | None) -> Row:
-    if case.pools is not None and isinstance(found, PooledReplay):
-        row = row_of_pools(found, case.requests, case.pools)
+    if case.split is not None and isinstance(found, DisaggregatedReplay):
+        row = row_of_disaggregated(found, case.requests, case.split)
     else:
         row = row_of(found, case.requests, case.settings, case.bytes_per_token)
-    row |= goals_of(found, slo, row, case.priced_usd) | _growth(found)
+    row |= goals_of(found, slo, row, case.priced_usd) | growth(found)
     return {
         "trace": case.name if case.is_file else None,
         "workload": None if case.is_file else case.name,
@@ -90,49 +114,36 @@ def _row(case: Case, found: Replay, slo: Slo | None) -> Row:
         "num_gpus": case.num_gpus,
         **row,
         "scheduler": case.scheduler,
+        "step_time_basis": case.step_time_basis,
         "made": dict(case.made) or None,
+        **_highest(case.highest),
     }
 
 
-def _growth(found: Replay) -> Row:
-    return growth_of_pools(found) if isinstance(found, PooledReplay) else growth_of(found)
+def _highest(found: Highest | None) -> Row:
+    """What --find-rate found: the highest rate that keeps the objective, the lowest tried that does not."""
+    return {
+        "found_rate": found and found.rate,
+        "found_rate_met_share": found and found.share,
+        "refused_rate": found and found.refused_rate,
+        "refused_rate_met_share": found and found.refused_share,
+        "refused_rate_queue_grows": found and found.refused_grows,
+    }
 
 
-def _at_highest(case: Case, words: Words, advance: Advance, out: Output) -> Case:
+def _at_highest(case: Case, words: Words, out: Output) -> Case:
     """The case at the highest rate that keeps the objective."""
     assert words.slo is not None, "checked: a rate is found for an objective"
-    slo = words.slo
-    saturated = replace(case, requests=at_rate(case.requests, None, words.seed))
-    first = _row(saturated, _replay(saturated, lambda done: None), None)
-    rate = first["requests_per_s"]
-    if not rate:
-        raise KvtoolError(
-            f"{case.name}: none of its requests is served, at any rate",
-            "make the pool larger, or --max-model-len",
-            code=NO_RATE,
-        )
-
-    def keeps(rate: float) -> bool:
-        tried = replace(case, requests=at_rate(case.requests, rate, words.seed))
-        found = _replay(tried, lambda done: None)
-        return bool(met(slo, found).mean() >= slo.share) and not _growth(found)["queue_grows"]
-
-    found = highest_rate(keeps, rate)
-    if found is None:
-        raise KvtoolError(
-            f"{case.name}: no rate keeps the objective for {slo.share:.0%} of requests, not even "
-            f"{rate / 1000:.3g} a second, at which hardly two run together",
-            "a lone request misses it: loosen --slo, take a faster GPU, or another --scheduler",
-            code=NO_RATE,
-        )
-    advance(0)
-    out.note(
-        f"{_name(case, words.cases)}: the rate is that of a run of {len(case.requests):,} requests; a longer one "
-        "may keep less"
-    )
-    short = f"{found:.4g}"
-    told = short if keeps(float(short)) else repr(found)
-    return replace(case, rate=told, requests=at_rate(case.requests, float(told), words.seed))
+    name = _name(case, words.cases)
+    try:
+        case, notes = at_highest(case, words.slo, words.seed)
+    except KeyboardInterrupt as end:
+        raise _stopped(
+            "run again: rows that are told are whole", f" while the rate of {name} was looked for"
+        ) from end
+    for text in notes:
+        out.note(f"{name}: {text}")
+    return case
 
 
 def _name(case: Case, cases: Sequence[Case]) -> str:
@@ -142,8 +153,11 @@ def _name(case: Case, cases: Sequence[Case]) -> str:
         words.append(f"rate {case.rate}")
     if len({one.name for one in cases}) > 1:
         words.append(case.name)
-    if len({one.settings.preemption for one in cases}) > 1:
-        words.append(case.settings.preemption)
+    if len({one.split and one.split.bits_per_s for one in cases}) > 1 and case.split is not None:
+        words.append(f"link {case.split.bits_per_s / 1e9:,g} Gb/s")
+    for name in ("preemption", "index", "policy"):
+        if len({getattr(one.settings, name) for one in cases}) > 1:
+            words.append(getattr(case.settings, name))
     for name in ("cpu_blocks", "num_blocks", "block_size", "max_num_seqs", "max_batched_tokens"):
         if len({getattr(one.settings, name) for one in cases}) > 1:
             words.append(f"{name.replace('_', ' ')} {getattr(case.settings, name):,}")
@@ -165,24 +179,25 @@ def interrupted(rows: list[Row], asked: int, out: Output) -> KvtoolError:
     if asked > 1:
         of += f" of row {len(rows):,} of {asked:,}"
     out.note(f"interrupted after {ended:,} of {of}: its row is of what was done so far")
-    return KvtoolError(
-        "interrupted",
-        "run again for the rest; --per-request and --per-step wrote nothing",
-        code="interrupted",
-        exit_code=INTERRUPTED,
-    )
+    return _stopped("run again for the rest; --per-request and --per-step wrote nothing")
 
 
-def write_files(given: Mapping[str, Any], found: Replay, out: Output) -> KvtoolError | None:
+def _stopped(hint: str, when: str = "") -> KvtoolError:
+    return KvtoolError(f"interrupted{when}", hint, code="interrupted", exit_code=INTERRUPTED)
+
+
+def write_files(
+    given: Mapping[str, Any], found: Replay, requests: Requests, out: Output
+) -> KvtoolError | None:
     """What became of requests and steps, as files; the first failure does not lose the row."""
     from kvtool.cli.simulate_files import request_lines, step_lines
     from kvtool.output import write_file
 
-    files = (("per_request", request_lines), ("per_step", step_lines))
+    files = (("per_request", request_lines(found, requests)), ("per_step", step_lines(found)))
     try:
         for name, lines in files:
             if given[name] is not None:
-                write_file(given[name], lines(found))
+                write_file(given[name], lines)
                 out.aside(f"written to {given[name]}")
     except KvtoolError as error:
         return error

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from kvtool.calibrate import calibrated, differs
 from kvtool.cli import fragment_words, scheduler_options
 from kvtool.cli.options import names_in
-from kvtool.cli.simulate_pools import cases_of
+from kvtool.cli.simulate_disaggregated import cases_of
 from kvtool.cli.simulate_requests import (
     CHUNKED,
     CONTINUOUS,
@@ -23,13 +24,13 @@ from kvtool.cli.simulate_requests import (
 )
 from kvtool.cli.simulate_swaps import check_followers, swaps_of, with_swaps
 from kvtool.errors import KvtoolError, usage_error
-from kvtool.model_pool import Gpus, gpus_of
+from kvtool.model_pool import Gpus, gpus_of, ranks_of
 from kvtool.pool import WAYS as WAYS_IN_WORDS
 from kvtool.pool import Pool
 from kvtool.prefill import prefill_of
 from kvtool.sim.settings import Settings
 from kvtool.slo import Slo, parse_slo
-from kvtool.step_law import StepLaw, calibrated, law_of
+from kvtool.step_law import StepLaw, law_of
 
 SCHEDULERS = (STATIC, CONTINUOUS, CHUNKED)
 USUAL_LENGTH = "8192"
@@ -38,7 +39,7 @@ WAYS = ("num_blocks", "pool_tokens", "model", "kv_memory", "gpu")
 OF_SCHEDULER = (
     "block_size", "max_model_len", "max_num_seqs", "max_num_active_seqs", "max_batched_tokens",
     "max_scheduled_tokens", "chunked_prefill", "prefix_caching", "watermark", "reserve_full_prompt",
-    "long_prefill_threshold", "long_prefill_adaptive", "policy", "async_scheduling", "finish_by",
+    "long_prefill_threshold", "long_prefill_adaptive", "index", "policy", "async_scheduling", "finish_by",
     "on_stall",
 )  # fmt: skip
 
@@ -60,12 +61,12 @@ def parse(given: Mapping[str, Any]) -> Words:
     scheduler_options.check_modelled(given)
     slo = None if given["slo"] is None else parse_slo(given["slo"], given["slo_share"])
     schedulers = _schedulers(given)
-    notes: list[str] = []
+    notes = _unheard(given, schedulers)
     traffics = None
     if given["requests"] is not None:
         found, longest = of_file(given, notes), None
     elif (shared := shared_workload(given)) is not None:
-        found, longest = of_shared(shared, given)
+        found, longest = of_shared(shared, given, notes)
     else:
         traffics = fragment_words.traffics_of({**given, "trace": None})
         found, longest = of_made(traffics, given["seed"]), traffics.longest
@@ -73,7 +74,8 @@ def parse(given: Mapping[str, Any]) -> Words:
     if given["disaggregate"] is not None:
         apart = cases_of(given, found, _of_scheduler(given, None, longest), notes)
         return _words(given, apart, slo, notes)
-    law, gpus = _law(given, notes)
+    law, gpus, of_another = _law(given, notes)
+    price = _price(given, gpus)
     pools = _pools(given, traffics, notes)
     words = _of_scheduler(given, law, longest)
     swaps = swaps_of(given, schedulers, gpus.tp if gpus else None)
@@ -84,7 +86,8 @@ def parse(given: Mapping[str, Any]) -> Words:
         replace(
             one, scheduler=name, settings=_setting(pool, name, rules),
             model=given["model"], gpu=gpus and gpus.preset.id, num_gpus=gpus and gpus.tp,
-            priced_usd=_price(given, gpus), bytes_per_token=swaps.bytes_per_token,
+            priced_usd=None if of_another else price, bytes_per_token=swaps.bytes_per_token,
+            **_basis(given, law),
         )
         for one, pool, name, rules in itertools.product(found, pools, schedulers, grid)
     ]  # fmt: skip
@@ -115,6 +118,19 @@ def _check(given: Mapping[str, Any]) -> None:
         raise usage_error("--slo-share is of --find-rate", "add --find-rate, or leave it out")
     if given["calibrate"] is not None and given["step_time"] is not None:
         raise usage_error("--calibrate and --step-time both say what a step takes", "leave out one")
+    typed = given["step_time"] is not None or given["calibrate"] is not None
+    roofline = given["gpu"] is not None or given["disaggregate"] is not None
+    if given["efficiency"] is not None and (typed or not roofline):
+        raise usage_error(
+            "--efficiency is of a GPU's roofline, and none says what a step takes here",
+            "leave it out, or name a --gpu without --step-time and --calibrate",
+        )
+    if given["trace_format"] is not None and given["requests"] is None:
+        raise usage_error("--trace-format is of a file", "add --trace FILE, or leave it out")
+    if given["num_blocks"] is not None and given["kv_memory"] is not None:
+        raise usage_error(
+            "--num-blocks and --kv-memory both say how large the pool is", "leave out one"
+        )
     named = [name for name in OF_MODEL if given[name] is not None]
     if given["model"] is None and (named or given["gpu"] or given["kv_memory"]):
         first = (named or ["gpu" if given["gpu"] else "kv_memory"])[0]
@@ -129,6 +145,10 @@ def _schedulers(given: Mapping[str, Any]) -> list[str]:
     if typed is None:
         return [CHUNKED if given["chunked_prefill"] else CONTINUOUS]
     names = names_in(typed, "--scheduler", SCHEDULERS)
+    if CHUNKED in names and not given["chunked_prefill"]:
+        raise usage_error(
+            "--scheduler chunked and --no-chunked-prefill exclude each other", "leave out one"
+        )
     plain = given["prefix_caching"] or given["async_scheduling"] or given["policy"] != "fcfs"
     if STATIC in names and plain:
         raise usage_error(
@@ -138,18 +158,34 @@ def _schedulers(given: Mapping[str, Any]) -> list[str]:
     return names
 
 
+def _unheard(given: Mapping[str, Any], schedulers: Sequence[str]) -> list[str]:
+    """Notes on options that static batches do not look at."""
+    usual = {
+        "max_batched_tokens": "8192", "max_scheduled_tokens": None, "watermark": "0",
+        "long_prefill_threshold": "0", "on_stall": "abort-head", "reserve_full_prompt": True,
+    }  # fmt: skip
+    named = [scheduler_options.flag_of(name) for name, of in usual.items() if given[name] != of]
+    if STATIC not in schedulers or not named:
+        return []
+    return [f"static batches do not look at {', '.join(named)}"]
+
+
 # -- time and cost
 
 
-def _law(given: Mapping[str, Any], notes: list[str]) -> tuple[StepLaw | None, Gpus | None]:
-    """What a step takes if it was not typed: measured, or by the GPU."""
+def _law(given: Mapping[str, Any], notes: list[str]) -> tuple[StepLaw | None, Gpus | None, bool]:
+    """What a step takes if it was not typed: measured, or by the GPU; whether it was measured of something
+    else than what is asked for."""
     gpus = None if given["gpu"] is None else gpus_of(given["gpu"], given["tp"])
     if given["calibrate"] is not None:
-        law = calibrated(given["calibrate"])
-        notes.append(f"a step takes {law.source}")
-        return law, gpus
+        fit = calibrated(given["calibrate"])
+        other = differs(
+            fit, fragment_words.load, model=given["model"], gpus=gpus, dtype=given["dtype"]
+        )
+        notes += [f"a step takes {fit.law.source}", *([] if other is None else [other])]
+        return fit.law, gpus, other is not None
     if given["step_time"] is not None or gpus is None:
-        return None, gpus
+        return None, gpus, False
     names = ("gpu", "dtype", "kv_dtype", "weights", "tp", "efficiency")
     try:
         prefill = prefill_of(
@@ -162,8 +198,21 @@ def _law(given: Mapping[str, Any], notes: list[str]) -> tuple[StepLaw | None, Gp
             error.message, "give the step's time with --step-time or --calibrate", code=error.code
         ) from error
     law = law_of(prefill)
-    notes.append(f"a step takes {law.source}")
-    return law, gpus
+    if gpus.tp > 1:
+        notes.append(f"no time is counted for what the {gpus.tp} ranks exchange (all-reduces)")
+    if given["async_scheduling"]:
+        notes.append(
+            "--async-scheduling: the host's time counts in full, though it would overlap; "
+            "--step-time base_ns=0 leaves it out"
+        )
+    return law, gpus, False
+
+
+def _basis(given: Mapping[str, Any], law: StepLaw | None) -> dict[str, str]:
+    """What the times of steps rest on, in words."""
+    if given["step_time"] is not None:
+        return {"step_time_basis": "as --step-time says"}
+    return {} if law is None else {"step_time_basis": law.basis}
 
 
 def _price(given: Mapping[str, Any], gpus: Gpus | None) -> float | None:
@@ -171,8 +220,8 @@ def _price(given: Mapping[str, Any], gpus: Gpus | None) -> float | None:
     each: float | None = given["price"]
     if each is not None and not 0 < each < 1e6:
         raise usage_error(f"--price: {each} is no price", "give the USD that a GPU costs an hour")
-    if gpus is None:
-        return each  # of the one machine that nobody named
+    if gpus is None:  # of the ranks of a machine that nobody named
+        return None if each is None else each * ranks_of(given["tp"], 1)
     hourly: float | None = gpus.preset.price_usd_per_hour if each is None else each
     return None if hourly is None else hourly * gpus.tp
 
@@ -193,7 +242,9 @@ def _of_scheduler(
 
 def _setting(pool: Pool, scheduler: str, rules: Mapping[str, Any]) -> Settings:
     settings = Settings(
-        num_blocks=pool.num_blocks(rules.get("block_size", 16)),
+        num_blocks=(pool.num_blocks if scheduler == STATIC else pool.usable_blocks)(
+            rules.get("block_size", 16)
+        ),
         chunked_prefill=scheduler == CHUNKED,
         **rules,
     )

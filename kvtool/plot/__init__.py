@@ -32,6 +32,8 @@ def draw(picture: Chart | Charts | Panels, format: str) -> bytes:
             parts = figure.subfigures(len(picture.charts), 1, squeeze=False)
             for part, chart in zip(parts[:, 0], picture.charts, strict=True):
                 lines.fill(part, chart)
+            if picture.title:
+                figure.suptitle(picture.title, x=0.01, ha="left", fontsize=10)
         else:
             panels.fill(figure, picture)
         out = io.BytesIO()

@@ -37,20 +37,29 @@ def fill(figure: Any, chart: Chart) -> None:
 
 
 def _draw_lines(axes: Any, chart: Chart) -> None:
+    seen = set()
     for index, line in enumerate(chart.lines):
+        hides = (line.x, line.y) in seen  # another one: both must be seen
+        seen.add((line.x, line.y))
         axes.plot(
             line.x,
             line.y,
             # matplotlib gives no legend to what starts with "_" or to nothing
             label=f" {line.name}" if line.name.startswith("_") else line.name or "_",
             color=PALETTE[index % len(PALETTE)],
-            linestyle=("-" if index < len(PALETTE) else "--") if line.joined else "",
+            linestyle=("--" if hides or index >= len(PALETTE) else "-") if line.joined else "",
             linewidth=2,
             marker="o" if len(line.x) <= 24 or not line.joined else None,
             markersize=4 if line.joined else 7,
         )
     for _, y in chart.levels:
         axes.axhline(y, color=GREY, linestyle="--", linewidth=1.2)
+    for name, x in chart.marks:
+        axes.axvline(x, color=GREY, linestyle=":", linewidth=1.2)
+        axes.annotate(
+            name, (x, 1), xycoords=("data", "axes fraction"), xytext=(4, -3), color=GREY,
+            textcoords="offset points", fontsize=9, va="top",
+        )  # fmt: skip
     values = [y for line in chart.lines for y in line.y] + [y for _, y in chart.levels]
     if not chart.log_y and values and min(values) >= 0:
         axes.set_ylim(0, max(values) * 1.06 or 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvtool.jit import part
+from kvtool.sim.clock import beyond
 from kvtool.sim.lists import append_running
 from kvtool.sim.memory import SMALLEST_REGION
 from kvtool.sim.regions import place, power_of_two
@@ -80,6 +81,7 @@ def admit(run: Run, lines: Lines, queue: Records) -> int:
         run.tokens += line.computed  # what was swapped in, or came with it
         line.computed += tokens
         run.now_tokens += tokens
+        run.now_beyond += beyond(tokens, line.computed)
         run.now_batch += 1
         append_running(run, lines, at)
         lines[run.prefilling].prefilling = at

@@ -1,10 +1,17 @@
 """Prefill and decode apart: prompts on instances of one kind, the other tokens on another's.
 
-A request is computed with one output token on a prefill instance. The cache of its prompt is then sent
-over that instance's link, one transfer after the other, and the request arrives at a decode instance,
-which needs no more of it than blocks. As in DistServe (Zhong et al., OSDI 2024), Splitwise (Patel et
-al., ISCA 2024). A prefill's blocks are free when it ends, not when its transfer does; a transfer is not
-overlapped with its prefill; and who is preempted on a decode instance is computed anew there.
+A request is computed with one output token on the prefill instance with the fewest outstanding prompt
+tokens. The cache of its prompt is then sent over that instance's link, one transfer after the other, and
+the request arrives at the decode instance with the fewest outstanding requests, which needs no more of
+it than blocks. As in DistServe (Zhong et al., OSDI 2024), Splitwise (Patel et al., ISCA 2024).
+
+No router knows how many tokens a request will want. Pending tokens are Splitwise's measure (join the
+shortest queue); requests in flight are vLLM Router's (vllm-project/router, policies/power_of_two.rs), and
+DistServe takes the least loaded decode instance. Real ones choose it before the prefill, here it is
+chosen when the cache has come.
+
+A prefill's blocks are free when it ends, not when its transfer does; a transfer is not overlapped with its
+prefill; and who is preempted on a decode instance is computed anew there.
 """
 
 from __future__ import annotations
@@ -16,9 +23,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtool.requests import SECOND_NS, Requests
-from kvtool.sim.instances import FastInstance, serve
+from kvtool.sim.clock import LATEST_NS
+from kvtool.sim.engine import clock_is_full
+from kvtool.sim.instances import NUM_REQUESTS, PROMPT_TOKENS, Instances
 from kvtool.sim.replay import CACHED, OUTCOMES, Replay, gaps_of, steps_of
-from kvtool.sim.settings import CUT, DONE, REJECTED, UNFINISHED, Settings
+from kvtool.sim.settings import CUT, DONE, REJECTED, Settings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,9 +37,12 @@ if TYPE_CHECKING:
 
     Which = NDArray[np.bool_]
 
+Progress = Callable[[float], None]
+"""Told how many requests have ended since it was last told, one with a decode by halves."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pools:
+class Split:
     """Instances of two kinds, each with these settings, and a link for each prefill instance."""
 
     prefill: Settings
@@ -48,7 +60,7 @@ class Stage:
 
     settings: Settings
     steps: Sequence[Columns]
-    """Of each instance: kvtool.sim.replay.STEPS, and `begin_ns`."""
+    """Of each instance, as in a Replay."""
     outcomes: Columns
     """OUTCOMES by request; `status` is unfinished for who never came here."""
     chosen: Column
@@ -59,7 +71,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PooledReplay(Replay):
+class DisaggregatedReplay(Replay):
     """A run of both kinds. The outcomes are joined: admission and first token of the prefill instance,
     the end of the last one; steps count on the instance they are of, so `steps` is empty."""
 
@@ -72,11 +84,11 @@ class PooledReplay(Replay):
     transfer_bytes: int
 
 
-def replay_pools(
-    requests: Requests, pools: Pools, progress: Callable[[int], None] = lambda ended: None
-) -> PooledReplay:
+def replay_disaggregated(
+    requests: Requests, split: Split, progress: Progress = lambda ended: None
+) -> DisaggregatedReplay:
     """All of the requests, or as far as an interrupt lets it come."""
-    run = _Run(requests, pools)
+    run = _Run(requests, split)
     interrupted = False
     try:
         run.serve(progress)
@@ -88,44 +100,43 @@ def replay_pools(
 class _Run:
     """A run of both kinds, which an interrupt may end anywhere."""
 
-    def __init__(self, requests: Requests, pools: Pools) -> None:
+    def __init__(self, requests: Requests, split: Split) -> None:
         count, prompts = len(requests), requests.prompt_tokens
-        self.requests, self.pools = requests, pools
-        self.limits = np.minimum(requests.output_tokens, pools.prefill.max_model_len - prompts)
+        self.requests, self.split = requests, split
+        self.limits = np.minimum(requests.output_tokens, split.prefill.max_model_len - prompts)
         self.accepted = (prompts > 0) & (self.limits > 0)
-        self.more = np.zeros(count, np.bool_)
-        self.before = [
-            FastInstance(pools.prefill, count, whole=False) for _ in range(pools.num_prefill)
-        ]
-        self.after = [
-            FastInstance(pools.decode, count, whole=True) for _ in range(pools.num_decode)
-        ]
-        self.to_prefill, self.to_decode, self.send, self.sent = np.full((4, count), -1, np.int64)
+        self.prefill = Instances(split.prefill, split.num_prefill, count, counted=PROMPT_TOKENS)
+        self.decode = Instances(split.decode, split.num_decode, count, counted=NUM_REQUESTS)
+        self.send, self.sent = np.full((2, count), -1, np.int64)
 
-    def serve(self, progress: Callable[[int], None]) -> None:
+    def serve(self, progress: Progress) -> None:
         """The prefills, the transfers, then the decodes: nothing acts back on what came before it."""
+
+        def by_halves(ended: int) -> None:
+            progress(ended / 2)
+
         asked = self.requests
         count = len(asked)
         first = replace(asked, output_tokens=np.ones(count, np.int64))
-        serve(self.before, first, _in_order(asked.arrival_ns, self.accepted), self.to_prefill)
-        done = _outcomes(self.before, self.to_prefill)
-        self.more = (done["status"] == DONE) & (self.limits > 1)
-        progress(int(count - self.more.sum()))
+        self.prefill.serve(first, _in_order(asked.arrival_ns, self.accepted), by_halves)
+        done = _outcomes(self.prefill)
+        sent = (done["status"] == DONE) & (self.limits > 1)
+        progress(int((~self.accepted).sum()) + int((self.accepted & ~sent).sum()) / 2)
         self.send, self.sent = transfers(
-            asked, self.pools, done["finish_ns"], self.to_prefill, self.more
+            asked, self.split, done["finish_ns"], self.prefill.chosen, sent
         )
         second = replace(asked, arrival_ns=self.sent, prefilled=np.ones(count, np.int64))
-        serve(self.after, second, _in_order(self.sent, self.more), self.to_decode, progress)
+        self.decode.serve(second, _in_order(self.sent, sent), by_halves)
 
-    def result(self, *, interrupted: bool) -> PooledReplay:
+    def result(self, *, interrupted: bool) -> DisaggregatedReplay:
         """What it came to."""
-        for one in (*self.before, *self.after):
-            one.engine.close(interrupted=interrupted)
-        prefill, decode = _stage(self.before, self.to_prefill), _stage(self.after, self.to_decode)
-        asked, more = self.requests, self.more
-        return PooledReplay(
+        for kind in (self.prefill, self.decode):
+            kind.close(interrupted=interrupted)
+        prefill, decode = _stage(self.prefill), _stage(self.decode)
+        asked, sent = self.requests, self.send >= 0
+        return DisaggregatedReplay(
             arrival_ns=asked.arrival_ns,
-            outcomes=_joined(asked, prefill, decode, self.accepted, self.limits, more),
+            outcomes=_joined(asked, prefill, decode, self.accepted, self.limits),
             steps={name: np.zeros(0, np.int64) for name in ("end_ns", "waiting")},
             gaps=_gaps(prefill, decode),
             preemptions=prefill.preemptions + decode.preemptions,
@@ -135,26 +146,26 @@ class _Run:
             decode=decode,
             send_ns=self.send,
             sent_ns=self.sent,
-            transfer_bytes=int(asked.prompt_tokens[more].sum()) * self.pools.bytes_per_token,
+            transfer_bytes=int(asked.prompt_tokens[sent].sum()) * self.split.bytes_per_token,
         )
 
 
 def transfers(
-    requests: Requests, pools: Pools, finish_ns: Column, chosen: Column, more: Which
+    requests: Requests, split: Split, finish_ns: Column, chosen: Column, which: Which
 ) -> tuple[Column, Column]:
     """When each transfer begins and ends: a link sends in the order in which prefills end, those of one
     step in the order of arrival, each for whole ns, rounded up."""
-    send, sent = np.full(len(requests), -1, np.int64), np.full(len(requests), -1, np.int64)
-    free = [0] * pools.num_prefill
-    places = np.flatnonzero(more)
+    send, sent = np.full((2, len(requests)), -1, np.int64)
+    free = [0] * split.num_prefill
+    places = np.flatnonzero(which)
     order = places[np.lexsort((places, requests.arrival_ns[places], finish_ns[places]))]
     for place in order.tolist():
-        link, bits = (
-            int(chosen[place]),
-            int(requests.prompt_tokens[place]) * pools.bytes_per_token * 8,
-        )
+        link, tokens = int(chosen[place]), int(requests.prompt_tokens[place])
+        bits = tokens * split.bytes_per_token * 8
         begin = max(free[link], int(finish_ns[place]))
-        free[link] = begin - (-bits * SECOND_NS // pools.bits_per_s)
+        free[link] = begin - (-bits * SECOND_NS // split.bits_per_s)
+        if free[link] > LATEST_NS:
+            raise clock_is_full()
         send[place], sent[place] = begin, free[link]
     return send, sent
 
@@ -165,39 +176,24 @@ def _in_order(arrival_ns: Column, which: Which) -> Column:
     return order
 
 
-def _outcomes(instances: Sequence[FastInstance], chosen: Column) -> Columns:
+def _outcomes(kind: Instances) -> Columns:
     """What became of each request where it was sent."""
-    found = {name: np.full(len(chosen), -1, np.int64) for name in OUTCOMES}
-    found["num_preemptions"][:] = found["generated"][:] = 0
-    found["status"][:] = UNFINISHED
-    for number, one in enumerate(instances):
-        here = chosen == number
-        for name in OUTCOMES:
-            found[name][here] = one.engine.state.outcomes[name][here]
-    return found
+    return {name: kind.group.outcomes[name].copy() for name in OUTCOMES}
 
 
-def _stage(instances: Sequence[FastInstance], chosen: Column) -> Stage:
-    settings = instances[0].engine.settings
-    gaps = [gaps_of(one.engine) for one in instances]
+def _stage(kind: Instances) -> Stage:
+    gaps = [gaps_of(one) for one in kind.engines]
     known = [pair for pair in gaps if pair is not None]
-    runs = [one.engine.state.run for one in instances]
+    runs = kind.group.runs
     return Stage(
-        settings=settings,
-        steps=[_with_begins(steps_of(one.engine), settings) for one in instances],
-        outcomes=_outcomes(instances, chosen),
-        chosen=chosen,
+        settings=kind.settings,
+        steps=[steps_of(one) for one in kind.engines],
+        outcomes=_outcomes(kind),
+        chosen=kind.chosen,
         gaps=_together(known) if len(known) == len(gaps) else None,
-        preemptions=sum(int(run.preemptions) for run in runs),
-        recomputed_tokens=sum(int(run.recomputed) for run in runs),
+        preemptions=int(runs["preemptions"].sum()),
+        recomputed_tokens=int(runs["recomputed"].sum()),
     )
-
-
-def _with_begins(steps: Columns, settings: Settings) -> Columns:
-    """The steps with when each began: its end less what it took."""
-    pairs = zip(steps["scheduled_tokens"].tolist(), steps["context_tokens"].tolist(), strict=True)
-    took = [settings.step_time.ns(tokens, context) for tokens, context in pairs]
-    return {**steps, "begin_ns": steps["end_ns"] - np.array(took, np.int64)}
 
 
 def _together(pairs: Sequence[tuple[Column, Column]]) -> tuple[Column, Column]:
@@ -214,23 +210,19 @@ def _gaps(prefill: Stage, decode: Stage) -> tuple[Column, Column] | None:
 
 
 def _joined(
-    requests: Requests,
-    prefill: Stage,
-    decode: Stage,
-    accepted: Which,
-    limits: Column,
-    more: Which,
+    requests: Requests, prefill: Stage, decode: Stage, accepted: Which, limits: Column
 ) -> Columns:
-    """What became of each request: how it ended where it ended, and its first token."""
+    """What became of each request: how it ended where it ended, and its first token. Who wants more than
+    that has not ended before a decode instance says so."""
     one, two = prefill.outcomes, decode.outcomes
-    joined = {name: np.where(more, two[name], one[name]) for name in OUTCOMES}
+    needs_decode = accepted & (limits > 1) & (one["status"] == DONE)
+    joined = {name: np.where(needs_decode, two[name], one[name]) for name in OUTCOMES}
     for name in ("admit_step", "first_token_step", "first_token_ns"):
         joined[name] = one[name].copy()
     joined["num_preemptions"] = one["num_preemptions"] + two["num_preemptions"]
     status = joined["status"]
     status[(status == DONE) & (limits < requests.output_tokens)] = CUT
     status[~accepted] = REJECTED
-    joined["generated"][more & (decode.chosen < 0)] = 0
     joined |= {name: np.zeros(len(requests), np.int64) for name in CACHED}
     joined["cached_tokens_first"] = -(joined["admit_step"] < 0).astype(np.int64)
     return joined

@@ -19,7 +19,7 @@ from kvtool.sim.totals import Sums, Totals, warm_up_of
 STEPS_AT_ONCE = 1 << 17
 """Steps between two looks at the keyboard and at the progress bar."""
 MOST_RECORDED = 1 << 25
-"""Steps that are kept: 80 bytes each."""
+"""Steps that are kept: 96 bytes each."""
 Progress = Callable[[int], None]
 """Told how many requests have ended since it was last told."""
 
@@ -64,7 +64,7 @@ class Engine:
             self._run()
         except KeyboardInterrupt:
             self.interrupted = True
-            self._make_room()
+            self.make_room()
         self._tell_unfinished()
         return self
 
@@ -76,41 +76,25 @@ class Engine:
         run, ended = self.state.run, 0
         while True:
             code = kernel.advance(self.state, queue, following is None, STEPS_AT_ONCE)
-            self._make_room()
+            self.make_room()
             self.progress(int(run.done + run.aborted) - ended)
             ended = int(run.done + run.aborted)
             if run.stopped == kernel.CLOCK_IS_FULL:
                 raise clock_is_full()
             if code == kernel.ALL_DONE:
                 return
-            if self.recorded and run.step > MOST_RECORDED:
-                raise KvtoolError(
-                    f"the run takes more than {MOST_RECORDED:,} steps, and each is kept",
-                    "give it fewer or shorter requests; kvtool fragment runs them without keeping",
-                    code="too_large",
-                )
+            if self.recorded:
+                check_steps(int(run.step))
             if code == kernel.MORE_REQUESTS and following is not None:
                 queue = np.concatenate([queue[run.head :], following]).view(np.recarray)
                 run.arrived -= run.head
                 run.head = 0
                 following = next(chunks, None)
 
-    def advance(self, queue: Records, until_ns: int) -> None:
-        """Every step that begins before `until_ns`, of a queue to which more may be added later."""
-        run = self.state.run
-        run.until_ns = until_ns
-        while True:
-            code = kernel.advance(self.state, queue, True, STEPS_AT_ONCE)
-            if run.stopped == kernel.CLOCK_IS_FULL:
-                raise clock_is_full()
-            if code in (kernel.ALL_DONE, kernel.AT_HORIZON):
-                return
-            self._make_room()
-
     def close(self, *, interrupted: bool = False) -> None:
-        """No more comes to who was advanced: what is written down is whole."""
+        """No more comes: what is written down is whole."""
         self.interrupted = interrupted
-        self._make_room()
+        self.make_room()
         self._tell_unfinished()
 
     def _queues(self) -> Iterator[Records]:
@@ -134,7 +118,7 @@ class Engine:
             first += len(prompt)
             yield queue
 
-    def _make_room(self) -> None:
+    def make_room(self) -> None:
         """Take what is written down; a series that is full gets steps of twice the width."""
         run, series = self.state.run, self.state.sums[:POINTS]
         window, last = self.state.sums[POINTS], self.state.sums[POINTS + 1]
@@ -200,6 +184,16 @@ class Engine:
             window=self.window,
             series=tuple(map(_sums, series)),
             interrupted=self.interrupted,
+        )
+
+
+def check_steps(count: int) -> None:
+    """Refuse to keep more steps than there is room for."""
+    if count > MOST_RECORDED:
+        raise KvtoolError(
+            f"the run takes more than {MOST_RECORDED:,} steps, and each is kept",
+            "give it fewer or shorter requests; kvtool fragment runs them without keeping",
+            code="too_large",
         )
 
 

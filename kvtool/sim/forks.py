@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from kvtool.requests import Requests
 from kvtool.sim.block_pool import BlockPool
 from kvtool.sim.fork_ledger import ForkResult, Group, Ledger
-from kvtool.sim.settings import Settings
+from kvtool.sim.settings import Settings, pairs_of
 from kvtool.sim.totals import warm_up_of
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Forks:
         self.step = -1
         self.clock_ns = self.end_ns = 0
         self.seats = 0  # sequences of the running groups, with those that are yet to be forked
-        self.scheduled_tokens = self.all_scheduled = 0  # of this step, and of all
+        self.scheduled_tokens = self.all_scheduled = self.beyond = 0  # of this step, and of all
         self.completed = self.cut = self.aborted = self.prompt_too_long = 0
         self.preemptions = self.recomputed = self.copied = 0
 
@@ -150,7 +150,8 @@ class Forks:
         left = len(self.groups) - ended - self.prompt_too_long  # running, waiting or still to come
         measured = ended >= warm_up_of(len(self.groups)) and left > len(self.running)
         ledger.record(measured=measured, blocked=blocked)
-        self.clock_ns += law.ns(self.scheduled_tokens, ledger.context)
+        pairs = ledger.context + self.beyond
+        self.clock_ns += law.ns(self.scheduled_tokens, ledger.context, pairs)
         self.end_ns = self.clock_ns
         self.all_scheduled += self.scheduled_tokens
         for group in self.prefilled:
@@ -203,7 +204,7 @@ class Forks:
             self._write(group, tokens - self.pool.num_tokens(group.key))
             self.ledger.count(group, self.step)
             self._expect_touch(group)
-        self.scheduled_tokens = self.ledger.live
+        self.scheduled_tokens, self.beyond = self.ledger.live, 0
 
     def _write(self, group: Group, num_tokens: int) -> None:
         """Append to every sample, the longest last: it keeps the block that all had in common."""
@@ -230,7 +231,17 @@ class Forks:
                 return True
             self._place(self.waiting.popleft())
             self.scheduled_tokens += group.prompt + samples * group.generated
+            self.beyond += self._pairs(group)
         return False
+
+    def _pairs(self, group: Group) -> int:
+        """Pairs of a token that is computed and one that it attends to, beyond one for each token of context
+        of the group's sequences."""
+        start, generated, prompt = group.start, group.generated, pairs_of(group.prompt, group.start)
+        if not generated:
+            return prompt - start
+        each = pairs_of(generated, start + generated) - start - generated
+        return prompt + len(group.limits) * each
 
     def _blocks(self, group: Group) -> int:
         """Blocks that a waiting group takes: what its sequences share, and what each has alone."""

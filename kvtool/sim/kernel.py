@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from kvtool.jit import compiled, part
 from kvtool.sim.admission import admit, blocks_for, hold_blocks, set_pad, threshold
-from kvtool.sim.clock import LATEST_NS, step_ns
+from kvtool.sim.clock import LATEST_NS, beyond, step_ns
 from kvtool.sim.ending import abort_head, finish_due, output_of_prefills
 from kvtool.sim.lists import (
     computed_now,
@@ -93,14 +93,14 @@ def arrive(run: Run, queue: Records) -> None:
     while run.arrived < len(queue) and queue[run.arrived].arrival_ns <= run.clock:
         run.arrived += 1
     run.seen_ns, run.swapped_before = run.clock, run.swapped
-    run.ended_prompt_before, run.ended_output_before = run.ended_prompt, run.ended_output
+    run.ended_prompt_before, run.ended_requests_before = run.ended_prompt, run.ended_requests
     run.crowd = run.running + run.preempted + run.arrived - run.head
 
 
 @part
 def compute(run: Run, lines: Lines) -> None:
     """Count the tokens of this step: one for each that decodes, the chunks of the prefills."""
-    run.now_unseen = 0
+    run.now_unseen = run.now_beyond = 0
     if run.skipped:
         delay_skipped(run, lines)
     if run.allocator == PAGED:
@@ -113,6 +113,7 @@ def compute(run: Run, lines: Lines) -> None:
         run.now_tokens += line.chunk
         if line.chunk:
             run.now_batch += 1
+            run.now_beyond += beyond(line.chunk, line.computed)
         else:
             run.now_unseen += line.computed
         if run.allocator == PAGED:

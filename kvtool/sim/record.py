@@ -25,7 +25,7 @@ def note_step(
         told.scheduled_tokens, told.batch = run.now_tokens, run.now_batch
         told.running, told.waiting, told.held = run.running, waiting, run.held
         told.context_tokens, told.decoded = run.now_context, run.now_decoded
-        told.end_ns, told.held_up = run.clock, held_up
+        told.begin_ns, told.end_ns, told.held_up = run.seen_ns, run.clock, held_up
         told.preemptions = run.preemptions
         run.steps_kept += 1
 
@@ -94,7 +94,7 @@ def tell(run: Run, lines: Lines, outcomes: Records, steps: Records) -> None:
             told.finish_step, told.finish_ns = run.step, run.clock
             told.generated, told.status = line.generated, line.status
         run.ended_prompt += lines[at].prompt
-        run.ended_output += lines[at].output
+        run.ended_requests += 1
         lines[run.free_lines].free = at
         run.free_lines += 1
     if len(steps):

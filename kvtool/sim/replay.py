@@ -33,7 +33,7 @@ OUTCOMES = (
 )  # fmt: skip
 CACHED = ("cached_tokens_first", "cached_tokens_after_preemption")
 STEPS = (
-    "scheduled_tokens", "batch", "running", "waiting", "context_tokens", "end_ns", "held_up",
+    "scheduled_tokens", "batch", "running", "waiting", "context_tokens", "begin_ns", "end_ns", "held_up",
     "preemptions",
 )  # fmt: skip
 SHARED = ("queried", "hit", "requery", "rehit")
@@ -95,7 +95,7 @@ def compiles(requests: Requests, settings: Settings) -> bool:
         return engine.compiles()
     from kvtool.sim.blocks import engine as blocks_engine
 
-    return blocks_engine.compiles()
+    return blocks_engine.compiles(settings)
 
 
 def _run_counts(requests: Requests, settings: Settings, progress: Progress) -> Replay:

@@ -26,6 +26,7 @@ from kvtool.sim.settings import (
     SWAP,
     UNFINISHED,
     Settings,
+    pairs_of,
 )
 
 
@@ -60,6 +61,7 @@ class Step:
     reserved_slots: int
     internal_slots: int
     held_up: int
+    begin_ns: int
     end_ns: int
 
 
@@ -239,7 +241,9 @@ class Scheduler:
         law = self.settings.step_time
         tokens = sum(n for _, n in scheduled)
         context = sum(request.computed for request, _ in scheduled)
-        self.clock_ns += law.ns(tokens, context, moved)
+        pairs = sum(pairs_of(n, request.computed) for request, n in scheduled)
+        begin_ns = self.clock_ns
+        self.clock_ns += law.ns(tokens, context, pairs, moved)
         cached = sum(request.computed for request in self.running)
         needed = [min(self.memory.held_slots(r), r.final_tokens) for r in self.running]
         held = self.memory.used_slots()
@@ -255,6 +259,7 @@ class Scheduler:
                 reserved_slots=sum(needed) - cached,
                 internal_slots=held - sum(needed),
                 held_up=held_up,
+                begin_ns=begin_ns,
                 end_ns=self.clock_ns,
             )
         )

@@ -4,39 +4,60 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+FS_OF_NS = 10**6
 RECOMPUTE, SWAP = "recompute", "swap"
 ABORT_HEAD, STOP = "abort-head", "stop"
-FCFS, PRIORITY = "fcfs", "priority"
+FCFS, PRIORITY, LPM = "fcfs", "priority", "lpm"
+HASH, RADIX = "hash", "radix"
 MAX_TOKENS, EOS = "max-tokens", "eos"
 STATUSES = ("done", "cut", "rejected", "aborted", "unfinished")
-NOBODY_WAITS, NO_SEAT, NO_TOKENS, NO_MEMORY = range(4)
-"""What kept the head of the queue out of a step: max_num_seqs, the step's tokens, or memory."""
+NOBODY_WAITS, NO_SEAT, NO_TOKENS, NO_MEMORY, BATCH_CLOSED = range(5)
+"""What kept the head of the queue out of a step: max_num_seqs, the step's tokens, memory, or a static batch
+that had begun before it came."""
 DONE, CUT, REJECTED, ABORTED, UNFINISHED = range(5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Nanoseconds of a step: base + token × scheduled tokens + context × their context tokens.
+    """What a step takes in ns: base + token × scheduled tokens + context × their context tokens + attention
+    × pairs of a scheduled token and one that it attends to, itself included.
 
     With `read_ns`, what reading the weights takes, reading and computing overlap: base + the longer of
-    read + context × context tokens and token × scheduled tokens. A step without tokens takes base.
-    Blocks that a step swaps out or in are moved before it computes: nothing overlaps with that.
+    read + context × context tokens and token × tokens + attention × pairs. A step without tokens takes base.
+    Blocks that a step swaps out or in are moved before it computes: nothing overlaps with that. A term that
+    is counted may have a fraction, of which fs are kept; it is rounded down to whole ns in each step.
     """
 
     base_ns: int = 10_000_000
-    token_ns: int = 20_000
-    context_ns: int = 1
+    token_ns: float = 20_000
+    context_ns: float = 1
+    attention_ns: float = 0
     read_ns: int = 0
     swap_ns: int = 0
     """Of a block that is moved, either way."""
 
-    def ns(self, tokens: int, context: int, moved: int = 0) -> int:
+    def ns(self, tokens: int, context: int, pairs: int = 0, moved: int = 0) -> int:
         """Of a step of so many tokens, whose requests have so many tokens of context; blocks it moves."""
         base = self.base_ns + self.swap_ns * moved
+        computing = _term(self.token_ns, tokens) + _term(self.attention_ns, pairs)
+        reading = _term(self.context_ns, context)
         if self.read_ns and tokens:
-            reading = self.read_ns + self.context_ns * context
-            return base + max(reading, self.token_ns * tokens)
-        return base + self.token_ns * tokens + self.context_ns * context
+            return base + max(self.read_ns + reading, computing)
+        return base + reading + computing
+
+
+def pairs_of(tokens: int, context: int) -> int:
+    """Pairs of a token and one that it attends to: so many tokens, the last of which is the context-th."""
+    return tokens * context - tokens * (tokens - 1) // 2
+
+
+def femtoseconds(ns: float) -> int:
+    """In whole ones, as the engines count a fraction of a ns."""
+    return ns * FS_OF_NS if isinstance(ns, int) else round(ns * FS_OF_NS)
+
+
+def _term(ns: float, count: int) -> int:
+    return femtoseconds(ns) * count // FS_OF_NS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +83,8 @@ class Settings:
     cpu_blocks: int = 0
     on_stall: str = ABORT_HEAD
     prefix_caching: bool = False
+    index: str = HASH
+    """Of prefix caching: vLLM's hashed blocks, or SGLang's radix tree."""
     policy: str = FCFS
     async_scheduling: bool = False
     finish_by: str = MAX_TOKENS

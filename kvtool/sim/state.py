@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from kvtool.sim.memory import ALLOCATORS, BUDDY, PLACEMENTS
-from kvtool.sim.settings import ABORT_HEAD, SWAP, Settings
+from kvtool.sim.settings import ABORT_HEAD, SWAP, Settings, femtoseconds
 
 Run: TypeAlias = Any
 Lines: TypeAlias = Any
@@ -40,7 +40,7 @@ RUN = _record(
     # the settings
     "allocator placement num_slots num_blocks block_size max_model_len max_running most token_budget"
     " max_batched_tokens chunked_prefill watermark_blocks full_check threshold adaptive"
-    " swaps cpu_blocks aborts base_ns token_ns context_ns read_ns swap_ns warm_up"
+    " swaps cpu_blocks aborts base_ns token_fs context_fs attention_fs read_ns swap_ns warm_up"
     # where it stands: time, the stream of requests, lists of lines
     " clock step phase head arrived first last running decoding prefilling preempted"
     " free_lines head_line stamp holes"
@@ -52,10 +52,12 @@ RUN = _record(
     # this step: blocks moved before it, arrivals up to when, who is there, tokens, context of those
     # who are not scheduled
     " swapped_before seen_ns crowd now_tokens now_batch now_decoded now_unseen now_context"
+    # pairs of a token and one it attends to, beyond one for each token of context
+    " now_beyond"
     # how many stand in its lists, which are columns of the lines
     " ended gaps"
-    # no step begins from then on; tokens of who has ended, and of who had before this step
-    " until_ns ended_prompt ended_output ended_prompt_before ended_output_before",
+    # no step begins from then on; prompts of who has ended, and how many; before this step
+    " until_ns ended_prompt ended_requests ended_prompt_before ended_requests_before",
     ("calendar", CALENDAR),
     # how many decoding requests need a block in the steps of each remainder modulo block_size
     ("phases", LARGEST_BLOCK),
@@ -78,7 +80,8 @@ LINE = _record(
 QUEUE = _record("arrival_ns prompt output index prefilled")
 SUMS = _record("steps token reserved internal external idle running no_seat no_tokens no_memory")
 STEP = _record(
-    "scheduled_tokens batch running waiting held context_tokens end_ns preemptions decoded held_up gap"
+    "scheduled_tokens batch running waiting held context_tokens begin_ns end_ns preemptions decoded held_up"
+    " gap"
 )
 OUTCOME = _record(
     "admit_step first_token_step finish_step first_token_ns finish_ns num_preemptions generated"
@@ -154,8 +157,10 @@ def _run_record(allocator: str, where: str, settings: Settings, warm_up: int, mo
     run.adaptive = settings.long_prefill_adaptive
     run.swaps = settings.preemption == SWAP
     run.aborts = settings.on_stall == ABORT_HEAD
-    for name in ("base_ns", "token_ns", "context_ns", "read_ns", "swap_ns"):
+    for name in ("base_ns", "read_ns", "swap_ns"):
         run[name] = getattr(settings.step_time, name)
+    for name in ("token", "context", "attention"):
+        run[f"{name}_fs"] = femtoseconds(getattr(settings.step_time, f"{name}_ns"))
     run.most = most
     run.until_ns = np.iinfo(np.int64).max
     run.free_blocks = settings.num_blocks

@@ -9,14 +9,29 @@ then.
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from kvtool.requests import Requests
-from kvtool.sim.settings import Settings
+from kvtool.sim.clock import LATEST_NS
+from kvtool.sim.engine import clock_is_full
+from kvtool.sim.settings import (
+    BATCH_CLOSED,
+    FS_OF_NS,
+    NO_MEMORY,
+    NO_SEAT,
+    Settings,
+    StepTime,
+    femtoseconds,
+    pairs_of,
+)
 from kvtool.sim.totals import Sums, Totals, warm_up_of
+
+if TYPE_CHECKING:
+    from kvtool.requests import Column
 
 MOST_POINTS = 1024
 
@@ -51,7 +66,8 @@ class StaticBatches:
     series: list[Sums] = field(default_factory=list)
     following: Member | None = None
     """The head of the queue behind the batch, here already or still to come."""
-    seats_bind: bool = False
+    closed_by: int = BATCH_CLOSED
+    """What kept it out: kvtool.sim.settings has the reasons."""
     interrupted: bool = False
 
     def run(self) -> StaticBatches:
@@ -93,11 +109,16 @@ class StaticBatches:
         for member in queue:
             prompt, output = max(prompt, member.prompt), max(output, member.output)
             rectangle = (len(batch) + 1) * (prompt + output - 1)
-            full = len(batch) >= self.settings.max_running
-            if full or rectangle > self.settings.num_slots or member.arrival_ns > self.clock_ns:
-                self.seats_bind = full
-                return batch, member
-            batch.append(member)
+            if member.arrival_ns > self.clock_ns:
+                self.closed_by = BATCH_CLOSED
+            elif len(batch) >= self.settings.max_running:
+                self.closed_by = NO_SEAT
+            elif rectangle > self.settings.num_slots:
+                self.closed_by = NO_MEMORY
+            else:
+                batch.append(member)
+                continue
+            return batch, member
         return batch, None
 
     def _hold(self, batch: list[Member]) -> None:
@@ -108,7 +129,8 @@ class StaticBatches:
         later = sum(m.output * (m.output - 1) // 2 for m in batch)
         tokens = sum(m.output * m.prompt for m in batch) + later
         held = len(batch) * width * steps
-        waited = self._steps_waited(len(batch), width, steps)
+        no_memory = self.following is not None and self.closed_by == NO_MEMORY
+        waited = steps if no_memory else 0  # whom memory keeps out was there when the batch began
         free = self.settings.num_slots - len(batch) * width
         sums = Sums(
             steps=steps,
@@ -130,47 +152,13 @@ class StaticBatches:
         self.peak = max(self.peak, len(batch))
         self.progress(len(batch))
 
-    def _steps_waited(self, batch: int, width: int, steps: int) -> int:
-        """Steps of the batch in which the head of the queue is there and has no room: not no seat."""
-        if self.following is None or self.seats_bind:
-            return 0
-        arrival_ns = self.following.arrival_ns - self.clock_ns
-        return steps - bisect.bisect_left(
-            range(steps),
-            arrival_ns,
-            key=lambda step: self._spent(batch, width - steps + 1, step)[0],
-        )
-
-    def _spent(self, batch: int, prompt: int, steps: int) -> tuple[int, int]:
-        """Nanoseconds and tokens of the first steps: the padded prompts, then a token a row."""
-        law = self.settings.step_time
-        if not steps:
-            return 0, 0
-        scheduled = batch * (prompt + steps - 1)
-        first = law.ns(batch * prompt, batch * prompt)
-        return first + self._decode_ns(batch, prompt, steps - 1), scheduled
-
-    def _decode_ns(self, batch: int, prompt: int, steps: int) -> int:
-        """Of steps with a token a row, each with one more token of context in each: reading takes longer
-        than computing from some step on."""
-        law = self.settings.step_time
-        begin = 0  # of the steps that read for longer than they compute
-        if law.read_ns:
-            begin = bisect.bisect_left(
-                range(steps), law.token_ns * batch,
-                key=lambda step: law.read_ns + law.context_ns * batch * (prompt + step + 1),
-            )  # fmt: skip
-        left = steps - begin
-        context = batch * (left * (prompt + begin) + left * (left + 1) // 2)
-        computing = law.token_ns * batch * (begin if law.read_ns else steps)
-        return law.base_ns * steps + law.read_ns * left + law.context_ns * context + computing
-
     def _tick(self, batch: int, width: int, steps: int) -> None:
         """Every row computes in every step, whether its request is done or not."""
-        passed_ns, scheduled = self._spent(batch, width - steps + 1, steps)
-        self.clock_ns += passed_ns
+        prompt = width - steps + 1
+        _, _, took = steps_of(self.settings.step_time, batch, prompt, steps)
+        self.clock_ns += int(took.sum())
         self.steps += steps
-        self.scheduled_tokens += scheduled
+        self.scheduled_tokens += batch * width
 
     def _point(self, sums: Sums) -> None:
         """A point a batch; when there are too many, each two become one."""
@@ -196,3 +184,28 @@ class StaticBatches:
             series=tuple(self.series),
             interrupted=self.interrupted,
         )
+
+
+def steps_of(law: StepTime, batch: int, prompt: int, steps: int) -> tuple[Column, Column, Column]:
+    """Tokens, tokens of context and nanoseconds of each step: the padded prompts, then a token a row."""
+    place = np.arange(steps, dtype=np.int64)
+    tokens = np.full(steps, batch, np.int64)
+    tokens[0] = batch * prompt
+    context = batch * (prompt + place)
+    pairs = context.copy()
+    pairs[0] = batch * pairs_of(prompt, prompt)
+    longest = law.ns(batch * prompt, int(context[-1]), int(pairs.max())) * steps
+    if longest > LATEST_NS:
+        raise clock_is_full()
+    terms = ((law.token_ns, tokens), (law.context_ns, context), (law.attention_ns, pairs))
+    token, reading, attention = (whole_ns(each, counts) for each, counts in terms)
+    computing = token + attention
+    if law.read_ns:
+        return tokens, context, law.base_ns + np.maximum(law.read_ns + reading, computing)
+    return tokens, context, law.base_ns + reading + computing
+
+
+def whole_ns(each_ns: float, counts: Column) -> Column:
+    """Whole ns of so many times so many ns, without a product beyond 64 bits."""
+    whole, part = divmod(femtoseconds(each_ns), FS_OF_NS)
+    return whole * counts + part * counts // FS_OF_NS

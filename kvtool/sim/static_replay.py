@@ -17,18 +17,16 @@ from kvtool.sim.settings import (
     ABORTED,
     CUT,
     DONE,
-    NO_MEMORY,
-    NO_SEAT,
     NOBODY_WAITS,
     REJECTED,
     UNFINISHED,
     Settings,
 )  # fmt: skip
-from kvtool.sim.static_batch import Member, StaticBatches
+from kvtool.sim.static_batch import Member, StaticBatches, steps_of
 
 Columns = dict[str, NDArray[np.int64]]
 STEPS = (
-    "scheduled_tokens", "batch", "running", "waiting", "context_tokens", "end_ns", "held_up",
+    "scheduled_tokens", "batch", "running", "waiting", "context_tokens", "begin_ns", "end_ns", "held_up",
     "preemptions", "used_blocks", "evictions",
 )  # fmt: skip
 
@@ -76,7 +74,7 @@ def replay_static(
 def _outcomes(requests: Requests, settings: Settings) -> Columns:
     """Nothing has come of any request, but for who is never served: as StaticBatches leaves them out."""
     outcomes = {name: np.full(len(requests), -1, np.int64) for name in (*OUTCOMES, *CACHED)}
-    for name in ("num_preemptions", "generated", *CACHED):
+    for name in ("num_preemptions", "generated", CACHED[1]):
         outcomes[name][:] = 0
     longest, prompt = settings.max_model_len, requests.prompt_tokens
     limit = np.minimum(requests.output_tokens, longest - prompt)
@@ -97,16 +95,12 @@ def _steps(
     count, steps = len(batch), int(outputs.max())
     prompt = max(member.prompt for member in batch)
     place = np.arange(steps, dtype=np.int64)
-    tokens = np.full(steps, count, np.int64)
-    tokens[0] = count * prompt
-    context = count * (prompt + place)
-    law = settings.step_time
-    took = [law.ns(*pair) for pair in zip(tokens.tolist(), context.tolist(), strict=True)]
-    ends = batches.clock_ns + np.cumsum(np.array(took, np.int64))
-    begins = ends - np.array(took, np.int64)
+    tokens, context, took = steps_of(settings.step_time, count, prompt, steps)
+    ends = batches.clock_ns + np.cumsum(took)
+    begins = ends - took
     here = np.searchsorted(arrivals, begins, side="right") - first - count
     waiting = np.maximum(here, 0)
-    held_up = np.where(waiting > 0, NO_SEAT if batches.seats_bind else NO_MEMORY, NOBODY_WAITS)
+    held_up = np.where(waiting > 0, batches.closed_by, NOBODY_WAITS)
     blocks = -(-count * (prompt + steps - 1) // settings.block_size)
     return {
         "scheduled_tokens": tokens,
@@ -114,6 +108,7 @@ def _steps(
         "running": np.full(steps, count, np.int64),
         "waiting": waiting,
         "context_tokens": context,
+        "begin_ns": begins,
         "end_ns": ends,
         "held_up": held_up.astype(np.int64),
         "used_blocks": np.full(steps, blocks, np.int64),
@@ -133,4 +128,5 @@ def _end(
     outcomes["finish_step"][index] = step + outputs - 1
     outcomes["finish_ns"][index] = ends[outputs - 1]
     outcomes["generated"][index] = outputs
+    outcomes["cached_tokens_first"][index] = 0
     outcomes["status"][index] = [CUT if member.cut else DONE for member in batch]

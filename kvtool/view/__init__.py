@@ -38,15 +38,18 @@ class Chart:
     y_label: str
     lines: tuple[Line, ...]
     levels: tuple[tuple[str, float], ...] = ()
+    marks: tuple[tuple[str, float], ...] = ()
+    """Dashed uprights, such as the time after which nobody arrives."""
     log_x: bool = False
     log_y: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charts:
-    """Several charts of lines, one below the other."""
+    """Several charts of lines, one below the other, and what they are of."""
 
     charts: tuple[Chart, ...]
+    title: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +95,10 @@ class Panels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """The human side of a run. Sentences belong to the answer and are printed below the tables."""
+    """The human side of a run. Sentences belong to the answer and are printed below the tables; `lead` is
+    what must be known before them, and is printed above."""
 
     tables: tuple[Table, ...]
     sentences: tuple[str, ...] = ()
+    lead: tuple[str, ...] = ()
     chart: Chart | Charts | Panels | None = None

@@ -60,6 +60,13 @@ def rate(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def millions(value: float | None) -> str:
+    """'2.32 M', '12,345', or a dash for no number."""
+    if value is None or value < 100_000:
+        return rate(value)
+    return f"{value / 1e6:,.3g} M"
+
+
 def seconds(value: float | None) -> str:
     """'1.23 s', '45.6 ms', '789 µs', or a dash for no time."""
     if value is None:

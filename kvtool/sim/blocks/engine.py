@@ -17,7 +17,7 @@ from kvtool.sim.blocks.numbers import END, FRESH
 from kvtool.sim.blocks.state import Records, State, grown, new_state
 from kvtool.sim.blocks.waiting import CLOCK_IS_FULL
 from kvtool.sim.engine import clock_is_full
-from kvtool.sim.settings import UNFINISHED, Settings
+from kvtool.sim.settings import LPM, RADIX, UNFINISHED, Settings
 
 if TYPE_CHECKING:
     from kvtool.requests import Column
@@ -60,8 +60,9 @@ class BlocksEngine:
 
     def _run(self) -> None:
         run, ended = self.state.run, 0
+        advance = kernel_of(self.settings)
         while True:
-            code = kernel.advance(self.state, WORK_AT_ONCE)
+            code = advance(self.state, WORK_AT_ONCE)
             if code == kernel.MORE_ROOM:
                 self.state = grown(self.state)
                 continue
@@ -114,6 +115,13 @@ class BlocksEngine:
             at = int(blocks[at].next)
 
 
-def compiles() -> bool:
-    """Whether the first run on this machine is still to come."""
-    return must_compile(kernel.advance)
+def kernel_of(settings: Settings) -> Any:
+    """The kernel of a kind of memory and of an order."""
+    if settings.prefix_caching and settings.index == RADIX:
+        return kernel.advance_radix
+    return kernel.advance_sorted if settings.policy == LPM else kernel.advance
+
+
+def compiles(settings: Settings) -> bool:
+    """Whether the first such run on this machine is still to come."""
+    return must_compile(kernel_of(settings))

@@ -10,10 +10,11 @@ from typing import Any
 
 from kvtool.jit import compiled, part
 from kvtool.sim.blocks.admission import admit, threshold
+from kvtool.sim.blocks.memory import HASHED, HASHED_SORTED, RADIX
 from kvtool.sim.blocks.output import process
 from kvtool.sim.blocks.running import append_scheduled, preempt, worst
 from kvtool.sim.blocks.state import State
-from kvtool.sim.blocks.tables import blocks_for, has_records, register, take
+from kvtool.sim.blocks.tables import blocks_for
 from kvtool.sim.blocks.waiting import (
     CLOCK_IS_FULL,
     HEAD_NEVER_FITS,
@@ -32,6 +33,24 @@ ALL_DONE, FULL, MORE_ROOM, PAUSED = range(4)
 
 @compiled
 def advance(s: State, most_work: int) -> int:
+    """With vLLM's memory, first come first served or by priority."""
+    return go_on(s, HASHED, most_work)
+
+
+@compiled
+def advance_sorted(s: State, most_work: int) -> int:
+    """With vLLM's memory, and the queue in SGLang's order."""
+    return go_on(s, HASHED_SORTED, most_work)
+
+
+@compiled
+def advance_radix(s: State, most_work: int) -> int:
+    """With SGLang's memory, in each order."""
+    return go_on(s, RADIX, most_work)
+
+
+@part
+def go_on(s: State, memory: Any, most_work: int) -> int:
     """Run until all is done, a buffer is full, room runs short or so much work is done."""
     run = s.run
     run.work = 0
@@ -43,14 +62,14 @@ def advance(s: State, most_work: int) -> int:
         if run.stopped:
             return ALL_DONE
         if run.in_flight < run.most_in_flight and (num_waiting(run) > 0 or run.running > 0):
-            if not schedule(s):
+            if not schedule(s, memory):
                 return MORE_ROOM
             if run.stopped:
                 return ALL_DONE
             if run.in_flight < run.most_in_flight:
                 continue
         if run.in_flight > 0:
-            process(s)
+            process(s, memory)
             if run.stopped:
                 return ALL_DONE
             continue
@@ -62,37 +81,37 @@ def advance(s: State, most_work: int) -> int:
 
 
 @part
-def schedule(s: State) -> bool:
+def schedule(s: State, memory: Any) -> bool:
     """A step; False: it waits for room, and goes on from there when called again."""
     run = s.run
     if not run.midway:
-        most = most_taken(s, run.token_budget)
-        if not has_records(run, s.blocks, s.cells, most):
-            most = min(most, most_taken(s, wanted(s)))
-            if not has_records(run, s.blocks, s.cells, most):
+        most = most_taken(s, memory, run.token_budget)
+        if not memory.has_records(s, most):
+            most = min(most, most_taken(s, memory, wanted(s)))
+            if not memory.has_records(s, most):
                 return False
         run.budget = run.token_budget
         run.crowd = run.running + num_waiting(run)
-        run.now_tokens = run.now_context = run.now_batch = run.places = 0
+        run.now_tokens = run.now_context = run.now_beyond = run.now_batch = run.places = 0
         run.preempted_before, run.evicted_before = run.preemptions, run.evicted
         run.held_up = NO_MEMORY  # R6: a step that preempted admits nobody
-        schedule_running(s)
+        schedule_running(s, memory)
         run.midway = 1
-    if run.preemptions == run.preempted_before and not admit(s):
+    if run.preemptions == run.preempted_before and not admit(s, memory):
         return False
     run.midway = 0
-    close_step(s)
+    close_step(s, memory)
     return True
 
 
 @part
-def most_taken(s: State, tokens: int) -> int:
+def most_taken(s: State, memory: Any, tokens: int) -> int:
     """The most blocks that running requests take in a step of so many tokens.
 
     Those of the tokens and, if a victim gives its own back, fewer than that which are still free then.
     """
     run = s.run
-    return min(run.free_blocks, 2 * (tokens // run.block_size + run.running + 1))
+    return min(memory.available(s), 2 * (tokens // run.block_size + run.running + 1))
 
 
 @part
@@ -107,7 +126,7 @@ def wanted(s: State) -> int:
 
 
 @part
-def schedule_running(s: State) -> None:
+def schedule_running(s: State, memory: Any) -> None:
     """R2 to R5: in the order of admission; who finds no block preempts."""
     run, requests = s.run, s.requests
     at = run.first
@@ -118,14 +137,14 @@ def schedule_running(s: State) -> None:
             tokens = min(request.computed + n, run.max_model_len)
             if tokens > request.blocks * run.block_size:
                 needed = blocks_for(run, tokens) - request.blocks
-                while needed > run.free_blocks:
+                while needed > memory.available(s):
                     victim = worst(run, requests) if run.by_priority else run.last
-                    preempt(s, victim)
+                    preempt(s, memory, victim)
                     if victim == at:
                         return
-                take(s, request, needed)
+                memory.take(s, at, needed)
             if run.caching:
-                register(s, at, min(tokens, request.prompt + request.generated))
+                memory.schedule(s, at, min(tokens, request.prompt + request.generated))
             append_scheduled(s, at, n)
         at = request.next
 
@@ -143,7 +162,7 @@ def chunk(run: Any, request: Any) -> int:
 
 
 @part
-def close_step(s: State) -> None:
+def close_step(s: State, memory: Any) -> None:
     """The step takes its time and is under way; or nothing will change, and the head is to blame."""
     run = s.run
     preempted = run.preemptions > run.preempted_before
@@ -152,10 +171,11 @@ def close_step(s: State) -> None:
     if passed < 0 or float(begun) + passed > LATEST_NS:
         run.stopped = CLOCK_IS_FULL
         return
+    s.steps[run.steps_kept].begin_ns = begun
     if run.now_batch > 0 or run.most_in_flight == 1:
         begun += passed
     run.last_end = begun
-    note_step(s)
+    note_step(s, memory)
     others = 0
     for k in range(run.in_flight):
         others += run.batch_size[(run.oldest + k) & 1]
@@ -164,6 +184,7 @@ def close_step(s: State) -> None:
         if run.aborts:
             at = head_of_queue(s)
             leave_queue(s)
+            memory.forget(s, at)
             end(s, at, ABORTED, run.step)
         else:
             run.stopped = HEAD_NEVER_FITS
@@ -186,13 +207,13 @@ def never_fits(s: State) -> bool:
 
 
 @part
-def note_step(s: State) -> None:
+def note_step(s: State, memory: Any) -> None:
     """A step, seen after scheduling and before its output is processed."""
     run = s.run
     told = s.steps[run.steps_kept]
     told.scheduled_tokens, told.batch = run.now_tokens, run.now_batch
     told.running, told.waiting = run.running, num_waiting(run)
-    told.used_blocks = run.num_blocks - run.free_blocks
+    told.used_blocks = run.num_blocks - memory.available(s)
     told.context_tokens, told.end_ns = run.now_context, run.last_end
     told.evictions = run.evicted - run.evicted_before
     told.held_up, told.preemptions = run.held_up, run.preemptions

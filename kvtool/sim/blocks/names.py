@@ -21,10 +21,10 @@ ENDLESS = 1 << 62
 
 
 @part
-def name_of(run: Any, request: Any, pieces: Any, block: int, piece: int, chain: int) -> Any:
-    """The name of a block, after `chain` and from a piece on, and the piece where the next begins."""
-    place = block * run.block_size
-    end = place + run.block_size
+def name_of(size: int, request: Any, pieces: Any, block: int, piece: int, chain: int) -> Any:
+    """The name of a block of so many tokens, after `chain` and from a piece on, and the piece where the next begins."""
+    place = block * size
+    end = place + size
     mixed = np.uint64(chain)
     value, first, length = 0, 0, 0
     while place < end:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kvtool.jit import part
 from kvtool.sim.blocks.running import remove_running
 from kvtool.sim.blocks.state import State
-from kvtool.sim.blocks.tables import register, release
 from kvtool.sim.blocks.waiting import end, leave_front
 from kvtool.sim.settings import CUT, DONE, UNFINISHED
 
 
 @part
-def process(s: State) -> None:
+def process(s: State, memory: Any) -> None:
     """Who has computed all its tokens gets one more; who has enough of them leaves."""
     run, requests, lists = s.run, s.requests, s.lists
     slot = run.oldest
@@ -22,20 +23,25 @@ def process(s: State) -> None:
     followed, gap = 0, 0
     for place in range(first, first + run.batch_places[slot]):
         entry = lists[place].batch
-        if entry < 0 or entry & 1 == 0:
+        if entry < 0:
             continue
         at = entry >> 1
-        request = requests[at]
-        if request.status != UNFINISHED:
-            continue
-        if request.first_token_step < 0:
-            request.first_token_step, request.first_token_ns = step, run.clock
-        elif request.last_step == step - 1:
-            followed, gap = followed + 1, run.clock - request.last_ns
-        else:
-            note_gap(s, run.clock - request.last_ns, 1)
-        request.last_step, request.last_ns = step, run.clock
-        count_token(s, at, step)
+        status = UNFINISHED
+        if entry & 1:
+            request = requests[at]
+            if request.status != UNFINISHED:
+                continue
+            if request.first_token_step < 0:
+                request.first_token_step, request.first_token_ns = step, run.clock
+            elif request.last_step == step - 1:
+                followed, gap = followed + 1, run.clock - request.last_ns
+            else:
+                note_gap(s, run.clock - request.last_ns, 1)
+            request.last_step, request.last_ns = step, run.clock
+            status = count_token(s, memory, at)
+        memory.compute(s, at, status != UNFINISHED)
+        if status != UNFINISHED:
+            finish(s, memory, at, status, step)
     if followed > 0:
         note_gap(s, gap, followed)
 
@@ -49,25 +55,28 @@ def note_gap(s: State, gap: int, weight: int) -> None:
 
 
 @part
-def count_token(s: State, at: int, step: int) -> None:
-    """One more token of a request, which ends with its last."""
+def count_token(s: State, memory: Any, at: int) -> int:
+    """One more token of a request, which may end with it."""
     run, request = s.run, s.requests[at]
     request.generated += 1
     in_advance = run.most_in_flight > 1
     if in_advance:
         request.placeholders -= 1
-    status = UNFINISHED
-    if request.generated >= request.output:
-        status = DONE
-    elif request.prompt + request.generated >= run.max_model_len:
-        status = CUT
     if in_advance and run.caching and request.is_running:
-        register(s, at, request.computed - request.placeholders)
-    if status == UNFINISHED:
-        return
-    if request.is_running:
-        remove_running(run, s.requests, at)
-        release(s, request)
+        memory.schedule(s, at, request.computed - request.placeholders)
+    if request.generated >= request.output:
+        return DONE
+    if request.prompt + request.generated >= run.max_model_len:
+        return CUT
+    return UNFINISHED
+
+
+@part
+def finish(s: State, memory: Any, at: int, status: int, step: int) -> None:
+    """A request has its last token."""
+    if s.requests[at].is_running:
+        remove_running(s.run, s.requests, at)
+        memory.release(s, at)
     else:
         leave_front(s, at)  # preempted with its last token under way
     end(s, at, status, step)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 
+from kvtool.sim.blocks.request import Hits, Request
+
 
 class CachedPool:
     """Blocks 1 to `num_blocks`: vLLM's null block, 0, is never handed out.
@@ -26,6 +28,51 @@ class CachedPool:
         self.ref_counts = dict.fromkeys(range(1, num_blocks + 1), 0)
         self.free_list: OrderedDict[int, None] = OrderedDict.fromkeys(self.ref_counts)
         """From the next block to be taken on."""
+
+    # -- what a request asks for
+
+    def look_up(self, request: Request, most: int) -> Hits:
+        """R10: of its first blocks, at most so many, those that are cached."""
+        found: list[int] = []
+        for block in range(most):
+            one = self.match([request.key(block)])
+            if not one:
+                break
+            found += one
+        return Hits(len(found), found)
+
+    def has_room(self, hits: Hits, num_blocks: int) -> bool:
+        """R8: whether there are so many blocks, these hits among them."""
+        return num_blocks - hits.num_blocks + self.num_idle(hits.where) <= self.num_free
+
+    def hold(self, request: Request, hits: Hits) -> None:
+        """R11: a request that is admitted begins with what was found for it."""
+        self.touch(hits.where)
+        request.table, request.registered = list(hits.where), hits.num_blocks
+
+    def extend(self, request: Request, num_blocks: int) -> bool:
+        """R4: so many blocks in all, if they can be had."""
+        needed = num_blocks - len(request.table)
+        if needed > self.num_free:
+            return False
+        request.table += self.take(max(0, needed))
+        return True
+
+    def schedule(self, request: Request, tokens: int) -> None:
+        """R12: full blocks of tokens that are known get their keys, computed or not."""
+        for block in range(request.registered, tokens // self.block_size):
+            self.register(request.table[block], request.key(block))
+            request.registered = block + 1
+
+    def compute(self, request: Request) -> None:
+        """Tokens of its prefill were computed: their blocks have keys since they were scheduled."""
+
+    def release(self, request: Request, *, finished: bool) -> None:
+        """R15: finished or preempted, its blocks stay cached as long as nobody takes them."""
+        self.free(request.table)
+        request.table, request.registered = [], 0
+
+    # -- blocks
 
     @property
     def num_free(self) -> int:

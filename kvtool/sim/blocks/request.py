@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from kvtool.sim.settings import UNFINISHED
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Request:
-    """A request and where it stands. `key(k)` names block k of its tokens, prompt and generated."""
+    """A request and where it stands. `key(k)` names block k of its tokens, prompt and generated.
+
+    `token(k)` is token k of them; None where nobody knows what requests consist of.
+    """
 
     index: int
     arrival_ns: int
@@ -19,6 +23,7 @@ class Request:
     output_tokens: int
     most_output: int
     key: Callable[[int], Hashable]
+    token: Callable[[int], Hashable] | None = None
     parent: int = -1
     think_ns: int = 0
     generated: int = 0
@@ -28,6 +33,10 @@ class Request:
     table: list[int] = field(default_factory=list)
     registered: int = 0
     """Full blocks of the table that can be found."""
+    node: Any = None
+    """Of a radix tree: where these end."""
+    prefill_tokens: int = 0
+    """All that it had to compute or to find when it was last admitted."""
     is_running: bool = False
     admit_step: int = -1
     first_token_step: int = -1
@@ -55,6 +64,13 @@ class Request:
         return self.priority, self.arrival_ns
 
 
+class Hits(NamedTuple):
+    """Blocks that were found for a request, as its pool finds them."""
+
+    num_blocks: int
+    where: Any
+
+
 @dataclass(slots=True, kw_only=True)
 class Batch:
     """A step under way: who is in it, and who gets a token from it."""
@@ -76,4 +92,5 @@ class Step:
     context_tokens: int
     evictions: int
     held_up: int
-    end_ns: int = 0
+    begin_ns: int
+    end_ns: int

@@ -7,8 +7,8 @@ from typing import Any
 from kvtool.jit import part
 from kvtool.sim.blocks.numbers import NONE
 from kvtool.sim.blocks.state import State
-from kvtool.sim.blocks.tables import release
 from kvtool.sim.blocks.waiting import wait_in_front
+from kvtool.sim.clock import beyond
 
 
 @part
@@ -49,6 +49,7 @@ def append_scheduled(s: State, at: int, n: int) -> None:
     run.budget -= n
     run.now_tokens += n
     run.now_context += request.computed
+    run.now_beyond += beyond(n, request.computed)
     run.now_batch += 1
     samples = request.computed == request.prompt + request.generated + request.placeholders
     if samples and run.most_in_flight > 1:
@@ -72,13 +73,14 @@ def worst(run: Any, requests: Any) -> int:
 
 
 @part
-def preempt(s: State, at: int) -> None:
+def preempt(s: State, memory: Any, at: int) -> None:
     """R5: its blocks are free at once; generated tokens are kept."""
     run, request = s.run, s.requests[at]
     if request.in_step == run.step:  # R19: its tokens are given back
         run.budget += request.chunk
         run.now_tokens -= request.chunk
         run.now_context -= request.computed
+        run.now_beyond -= beyond(request.chunk, request.computed)
         run.now_batch -= 1
         s.lists[request.place].batch = NONE
         request.computed -= request.chunk
@@ -88,5 +90,5 @@ def preempt(s: State, at: int) -> None:
     request.num_preemptions += 1
     request.computed = 0
     remove_running(run, s.requests, at)
-    release(s, request)
+    memory.release(s, at)
     wait_in_front(s, at)

@@ -2,7 +2,8 @@
 
 Prefix caching (rules R10 to R15), priorities (R19), requests that follow others, and asynchronous
 scheduling: v1/core/sched/scheduler.py and async_scheduler.py. It looks at each request in each step and
-names each block by all tokens before its end: the oracle of the fast one.
+names each block by all tokens before its end: the oracle of the fast one. SGLang's memory (radix_pool)
+and its order of the queue (order) can take the place of vLLM's.
 """
 
 from __future__ import annotations
@@ -10,21 +11,27 @@ from __future__ import annotations
 import heapq
 from collections import deque
 
+from kvtool.sim.blocks.numbers import MOST_SORTED
+from kvtool.sim.blocks.order import by_longest_match
 from kvtool.sim.blocks.pool import CachedPool
-from kvtool.sim.blocks.request import Batch, Request, Step
+from kvtool.sim.blocks.radix_pool import RadixPool
+from kvtool.sim.blocks.request import Batch, Hits, Request, Step
 from kvtool.sim.settings import (
     ABORT_HEAD,
     ABORTED,
     CUT,
     DONE,
+    LPM,
     NO_MEMORY,
     NO_SEAT,
     NO_TOKENS,
     NOBODY_WAITS,
     PRIORITY,
+    RADIX,
     REJECTED,
     UNFINISHED,
     Settings,
+    pairs_of,
 )  # fmt: skip
 
 IN_FLIGHT = 2
@@ -36,7 +43,8 @@ class CachedScheduler:
 
     def __init__(self, requests: list[Request], settings: Settings) -> None:
         self.settings = settings
-        self.pool = CachedPool(settings.num_blocks, settings.block_size)
+        kind = RadixPool if settings.prefix_caching and settings.index == RADIX else CachedPool
+        self.pool: CachedPool | RadixPool = kind(settings.num_blocks, settings.block_size)
         self.requests = requests
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -95,8 +103,6 @@ class CachedScheduler:
         else:
             self.waiting.append(request)
 
-    # -- a step
-
     def _schedule(self) -> None:
         step = len(self.steps)
         self.scheduled: dict[Request, int] = {}
@@ -115,11 +121,11 @@ class CachedScheduler:
             batch.scheduled.append((request, n, samples))
         tokens = sum(self.scheduled.values())
         context = sum(request.computed for request in self.scheduled)
-        law = self.settings.step_time
-        duration = law.ns(tokens, context)
-        if self.settings.async_scheduling and not self.scheduled:
-            duration = 0
-        batch.end_ns = self.last_end_ns = max(self.last_end_ns, self.clock_ns) + duration
+        pairs = sum(pairs_of(n, request.computed) for request, n in self.scheduled.items())
+        batch.end_ns = begin_ns = max(self.last_end_ns, self.clock_ns)
+        if self.scheduled or not self.settings.async_scheduling:
+            batch.end_ns += self.settings.step_time.ns(tokens, context, pairs)
+        self.last_end_ns = batch.end_ns
         self.steps.append(
             Step(
                 scheduled_tokens=tokens,
@@ -130,6 +136,7 @@ class CachedScheduler:
                 context_tokens=context,
                 evictions=self.pool.num_evicted - evicted,
                 held_up=held_up,
+                begin_ns=begin_ns,
                 end_ns=batch.end_ns,
             )
         )
@@ -179,20 +186,16 @@ class CachedScheduler:
     def _extend(self, request: Request, tokens: int) -> bool:
         """R4: blocks for so many tokens in all; then its full blocks can be found."""
         tokens = min(tokens, self.settings.max_model_len)
-        needed = self.pool.blocks_for(tokens) - len(request.table)
-        if needed > self.pool.num_free:
+        blocks = max(len(request.table), self.pool.blocks_for(tokens))
+        if not self.pool.extend(request, blocks):
             return False
-        request.table += self.pool.take(max(0, needed))
         self._register(request, min(tokens, request.num_tokens))
         return True
 
     def _register(self, request: Request, tokens: int) -> None:
-        """R12: full blocks of tokens that are known get their keys, computed or not."""
-        if not self.settings.prefix_caching:
-            return
-        for block in range(request.registered, tokens // self.pool.block_size):
-            self.pool.register(request.table[block], request.key(block))
-            request.registered = block + 1
+        """R12: full blocks of tokens that are known may be found from now on."""
+        if self.settings.prefix_caching:
+            self.pool.schedule(request, tokens)
 
     def _victim(self, asker: Request) -> tuple[Request, int]:
         """R4 and R19: whom to preempt, and whether it stood before the asker in this step."""
@@ -211,18 +214,16 @@ class CachedScheduler:
         self.preemptions.append((step, victim.index))
         self.recomputed_tokens += victim.computed
         victim.num_preemptions += 1
-        self._release(victim)
+        self.pool.release(victim, finished=False)
         victim.computed = 0
         victim.is_running = False
         self._wait(victim, in_front=True)
 
-    def _release(self, request: Request) -> None:
-        self.pool.free(request.table)
-        request.table, request.registered = [], 0
-
     def _admit(self, step: int) -> int:
         """R7 to R11: from the head of the queue until something fails. What failed."""
         settings, pool = self.settings, self.pool
+        if settings.policy == LPM:
+            self._sort()
         while self.waiting:
             if len(self.running) >= settings.max_running:
                 return NO_SEAT
@@ -230,7 +231,7 @@ class CachedScheduler:
                 return NO_TOKENS
             request = self.waiting[0]
             hits = self._hits(request)
-            cached = len(hits) * pool.block_size
+            cached = hits.num_blocks * pool.block_size
             n = self._threshold(request.num_tokens - cached)
             if not settings.chunked_prefill and n > self.budget:
                 return NO_TOKENS
@@ -238,9 +239,8 @@ class CachedScheduler:
             if not self._has_room(request, hits, cached + n):
                 return NO_MEMORY
             self.waiting.popleft()
-            pool.touch(hits)
-            request.table, request.registered = list(hits), len(hits)
-            request.computed = cached
+            pool.hold(request, hits)
+            request.computed, request.prefill_tokens = cached, request.num_tokens
             self._extend(request, cached + n)
             self._note_hits(request, cached, step)
             request.is_running = True
@@ -249,30 +249,27 @@ class CachedScheduler:
             self.budget -= n
         return NOBODY_WAITS
 
-    def _hits(self, request: Request) -> list[int]:
+    def _sort(self) -> None:
+        """By policy lpm: whose longest prefix is cached goes first, unless nobody can or too many wait."""
+        has_place = len(self.running) < self.settings.max_running and self.budget > 0
+        if has_place and len(self.waiting) <= MOST_SORTED:
+            self.waiting = deque(by_longest_match(self.waiting, self.pool))
+
+    def _hits(self, request: Request) -> Hits:
         """R10: of the full blocks before the last token."""
         if not self.settings.prefix_caching:
-            return []
-        most = (request.num_tokens - 1) // self.pool.block_size
-        found: list[int] = []
-        for block in range(most):
-            one = self.pool.match([request.key(block)])
-            if not one:
-                break
-            found += one
-        return found
+            return Hits(0, [])
+        return self.pool.look_up(request, (request.num_tokens - 1) // self.pool.block_size)
 
-    def _has_room(self, request: Request, hits: list[int], tokens: int) -> bool:
+    def _has_room(self, request: Request, hits: Hits, tokens: int) -> bool:
         """R8 and R9: for the whole prompt so far if that is asked for, and for these tokens."""
         settings, pool = self.settings, self.pool
-        beside = pool.num_idle(hits) - len(hits)
-        if self.running:
-            beside += settings.watermark_blocks
+        beside = settings.watermark_blocks if self.running else 0
         wanted = [tokens]
         if settings.reserve_full_prompt:
             wanted.append(request.num_tokens)
         return all(
-            pool.blocks_for(min(one, settings.max_model_len)) + beside <= pool.num_free
+            pool.has_room(hits, pool.blocks_for(min(one, settings.max_model_len)) + beside)
             for one in wanted
         )
 
@@ -292,29 +289,35 @@ class CachedScheduler:
 
     def _process(self, batch: Batch) -> None:
         """R14: who has computed all its tokens gets one more; who has enough of them leaves."""
-        for request, _, samples in batch.scheduled:
-            if not samples or request.status != UNFINISHED:
+        for request, n, samples in batch.scheduled:
+            if request.status != UNFINISHED:
                 continue
-            request.generated += 1
-            if self.settings.async_scheduling:
-                request.placeholders -= 1
-            if request.first_token_step < 0:
-                request.first_token_step, request.first_token_ns = batch.step, self.clock_ns
-            if request.generated >= request.output_tokens:
-                self._finish(request, DONE, batch.step)
-            elif request.num_tokens >= self.settings.max_model_len:
-                self._finish(request, CUT, batch.step)
-            elif self.settings.async_scheduling and request.is_running:
-                self._register(request, request.computed - request.placeholders)
+            if samples:
+                self._count_token(request, batch.step)
+            if request.is_running and request.computed - n < request.prefill_tokens:
+                self.pool.compute(request)
+
+    def _count_token(self, request: Request, step: int) -> None:
+        request.generated += 1
+        if self.settings.async_scheduling:
+            request.placeholders -= 1
+        if request.first_token_step < 0:
+            request.first_token_step, request.first_token_ns = step, self.clock_ns
+        if request.generated >= request.output_tokens:
+            self._finish(request, DONE, step)
+        elif request.num_tokens >= self.settings.max_model_len:
+            self._finish(request, CUT, step)
+        elif self.settings.async_scheduling and request.is_running:
+            self._register(request, request.computed - request.placeholders)
 
     def _finish(self, request: Request, status: int, step: int) -> None:
         if request.is_running:
             self.running.remove(request)
+            if self.settings.async_scheduling:
+                self._register(request, request.computed - request.placeholders)
+            self.pool.release(request, finished=True)
         else:
             self.waiting.remove(request)  # preempted with its last token under way
-        if self.settings.async_scheduling and request.is_running:
-            self._register(request, request.computed - request.placeholders)
-        self._release(request)
         self._end(request, status, step)
 
     def _end(self, request: Request, status: int, step: int) -> None:

@@ -29,10 +29,12 @@ def plain_requests(
     made = []
     for index in range(count):
         key: Key = partial(_own_name, index)
+        token = None
         if contents is not None:
-            key = _keys(tokens_of(contents, index), settings.block_size, known)
+            token = tokens_of(contents, index)
+            key = _keys(token, settings.block_size, known)
         one = {name: column[index] for name, column in columns.items()}
-        made.append(Request(index=index, most_output=outputs[index], key=key, **one))
+        made.append(Request(index=index, most_output=outputs[index], key=key, token=token, **one))
     return made
 
 

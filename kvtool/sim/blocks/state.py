@@ -14,8 +14,17 @@ import numpy as np
 from kvtool.errors import KvtoolError
 from kvtool.jit import compiled
 from kvtool.sim.blocks.index import put
-from kvtool.sim.blocks.numbers import END, FRESH, NO_NAME, NONE
-from kvtool.sim.settings import ABORT_HEAD, EOS, PRIORITY, UNFINISHED, Settings
+from kvtool.sim.blocks.numbers import END, FRESH, MOST_SORTED, NO_NAME, NONE, ROOT
+from kvtool.sim.settings import (
+    ABORT_HEAD,
+    EOS,
+    LPM,
+    PRIORITY,
+    RADIX,
+    UNFINISHED,
+    Settings,
+    femtoseconds,
+)
 
 if TYPE_CHECKING:
     from kvtool.contents import Contents
@@ -41,26 +50,30 @@ def _record(wide: str, narrow: str = "", *arrays: tuple[str, int]) -> np.dtype[n
 RUN = _record(
     # the settings
     "num_blocks block_size max_model_len max_running token_budget max_batched_tokens chunked_prefill"
-    " watermark_blocks full_check threshold adaptive aborts caching by_priority to_eos most_in_flight"
-    " base_ns token_ns context_ns read_ns"
+    " watermark_blocks full_check threshold adaptive aborts caching by_priority by_match to_eos"
+    " most_in_flight"
+    " base_ns token_fs context_fs attention_fs read_ns"
     # time, and who is where: `sorted` known arrivals of which `next_sorted` is next, `pending` later
     # ones, `head` to `arrived` in the order of arrival, or `heaped` by priority, `preempted` in front
     " clock last_end step count sorted next_sorted pending arrived head heaped preempted"
     " first last running in_flight oldest"
     # the pool: blocks that were ever taken, places in tables
     " free_blocks numbered evicted cells_made free_cell free_cells"
-    # names of the first blocks of one request: the head that was looked up last
-    " named_for named"
+    # names of the first blocks of one request, the one that was looked up last; rows of them, if each
+    # that waits has one, and the step whose queue is sorted
+    " named_for named first_name row_names rows free_row sorted_in"
     # sums over the run
     " ended preemptions recomputed queried hit requery rehit stopped steps_kept gaps_kept work"
     # this step; `midway`: its running requests are scheduled, and it waits for room
-    " midway budget crowd now_tokens now_context now_batch places preempted_before evicted_before"
+    " midway budget crowd now_tokens now_context now_beyond now_batch places preempted_before evicted_before"
     " held_up"
     # room that is asked for
     " want_blocks want_cells want_names",
     "",
     # the two steps that may be under way
     ("batch_step", 2), ("batch_end", 2), ("batch_places", 2), ("batch_size", 2),
+    # how requests begin that are being sorted
+    ("leads", MOST_SORTED),
 )  # fmt: skip
 REQUEST = _record(
     # each step
@@ -86,10 +99,20 @@ CELL = _record("", "block before after")
 """A block's place in a request's table."""
 NAME = _record("name piece block")
 """A block of the head: its name, the piece after it, and the block that was found."""
+MARK = _record("prefill found lead", "node row named")
+"""More of a request, where there is a tree or the queue is sorted by what is cached: tokens to prefill when
+it was admitted, tokens that were found, how it begins; the node where its cached blocks end, the row of its
+names, and how many there are."""
+TREE = _record("clock heaped evictable", "blocks spare_block nodes spare_node found")
+"""A radix tree: blocks and nodes that were ever made, those that are free, and where a look-up ended."""
+NODE = _record("first second start end", "parent children locks last place heap")
+"""`heap` is a column of its own: leaves, in the order of the heap."""
+TREE_BLOCK = _record("name", "before node")
+"""A block of the tree: the one before it, and whose it is."""
 LIST = _record("batch preempted")
 """`batch`: who is in a step, and 1 if it gets a token from it: two steps, one after the other."""
 STEP = _record(
-    "scheduled_tokens batch running waiting used_blocks context_tokens evictions end_ns preemptions held_up"
+    "scheduled_tokens batch running waiting used_blocks context_tokens evictions begin_ns end_ns preemptions held_up"
     " gap weight"
 )
 """`gap` and `weight` are a list of their own: ns between two tokens of a request, and how often."""
@@ -111,6 +134,11 @@ class State(NamedTuple):
     in the order of arrival or as a heap; a heap of those whose parent has ended."""
     lists: Records
     steps: Records
+    marks: Records
+    """None where nobody needs them: a kernel is compiled for what there is, and sooner."""
+    tree: Records
+    nodes: Records
+    """Of a radix tree, whose `blocks` are TREE_BLOCK; `cells` has none then."""
 
 
 def new_state(requests: Requests, settings: Settings, contents: Contents | None) -> State:
@@ -120,22 +148,55 @@ def new_state(requests: Requests, settings: Settings, contents: Contents | None)
     blocks = min(settings.num_blocks, FIRST_ROOM) + 2
     run = _run_record(requests, settings)
     run.caching = contents is not None and settings.prefix_caching
+    radix = bool(run.caching) and settings.index == RADIX
     state = State(
         run=run,
         requests=_request_records(requests),
         pieces=records(PIECE, 0),
-        blocks=records(BLOCK, blocks),
+        blocks=records(TREE_BLOCK if radix else BLOCK, blocks),
         slots=records(SLOT, _num_slots(blocks) if run.caching else 1, NO_NAME),
         cells=records(CELL, FIRST_ROOM),
-        names=records(NAME, FIRST_ROOM),
+        names=_names(run, requests, settings),
         queues=_queues(requests),
         lists=records(LIST, 2 * most),
         steps=records(STEP, max(STEPS_KEPT, 2 * most + 2), 0),
+        marks=records(MARK, count) if radix or run.by_match else None,
+        tree=records(TREE, 1, 0)[0] if radix else None,
+        nodes=records(NODE, blocks) if radix else None,
     )
-    state.blocks[FRESH].name = NO_NAME
-    for at, other in ((END, FRESH), (FRESH, END)):
-        state.blocks[at].next = state.blocks[at].previous = other
+    if state.marks is not None:
+        state.marks.lead = NO_NAME
+    if radix:
+        _plant(state)
+    else:
+        state.blocks[FRESH].name = NO_NAME
+        for at, other in ((END, FRESH), (FRESH, END)):
+            state.blocks[at].next = state.blocks[at].previous = other
     return _with_pieces(state, contents) if run.caching and contents is not None else state
+
+
+def _plant(state: State) -> None:
+    """A tree of its root alone."""
+    state.tree.spare_block = state.tree.spare_node = NONE
+    state.tree.nodes = 1
+    root = state.nodes[ROOT]
+    root.start = root.end = root.children = 0
+    root.locks = 1
+
+
+def _names(run: Records, requests: Requests, settings: Settings) -> Records:
+    """Room for the names of the head, or for those of all that are sorted, and one more.
+
+    Memory that is never written to is not taken.
+    """
+    if not run.by_match:
+        return records(NAME, FIRST_ROOM)
+    longest = np.minimum(
+        requests.prompt_tokens + requests.output_tokens, settings.max_model_len
+    ).max(initial=0)
+    run.row_names = int(longest) // settings.block_size + 1
+    rows = min(len(requests), MOST_SORTED) + 1
+    return np.empty(rows * int(run.row_names), NAME).view(np.recarray)
 
 
 def _run_record(requests: Requests, settings: Settings) -> Records:
@@ -145,16 +206,18 @@ def _run_record(requests: Requests, settings: Settings) -> Records:
         "max_batched_tokens", "chunked_prefill", "watermark_blocks",
     ):  # fmt: skip
         run[name] = getattr(settings, name)
-    for name in ("base_ns", "token_ns", "context_ns", "read_ns"):
-        run[name] = getattr(settings.step_time, name)
+    run.base_ns, run.read_ns = settings.step_time.base_ns, settings.step_time.read_ns
+    for name in ("token", "context", "attention"):
+        run[f"{name}_fs"] = femtoseconds(getattr(settings.step_time, f"{name}_ns"))
     run.full_check = settings.reserve_full_prompt
     run.threshold = settings.long_prefill_threshold
     run.adaptive = settings.long_prefill_adaptive
     run.aborts = settings.on_stall == ABORT_HEAD
     run.by_priority = settings.policy == PRIORITY
+    run.by_match = settings.policy == LPM
     run.to_eos = settings.finish_by == EOS
     run.most_in_flight = 2 if settings.async_scheduling else 1
-    run.first = run.last = run.free_cell = run.named_for = NONE
+    run.first = run.last = run.free_cell = run.named_for = run.free_row = run.sorted_in = NONE
     run.free_blocks = settings.num_blocks
     run.count = len(requests)
     run.sorted = int((requests.arrival_ns >= 0).sum())
@@ -221,17 +284,22 @@ def grown(state: State) -> State:
             code="too_large",
         )
     blocks, slots, cells, names = state.blocks, state.slots, state.cells, state.names
+    nodes = state.nodes
     if run.want_blocks > len(blocks) - 2:
         most = min(int(run.num_blocks), max(int(run.want_blocks), 2 * len(blocks)))
         blocks = _longer(blocks, most + 2)
         if caching:
             slots = records(SLOT, _num_slots(len(blocks)), NO_NAME)
-            reindex(blocks, slots, run.numbered)
+            if blocks.dtype == TREE_BLOCK:
+                nodes = _longer(nodes, len(blocks))
+                reindex_tree(blocks, slots, state.tree.blocks)
+            else:
+                reindex(blocks, slots, run.numbered)
     if run.want_cells > len(cells):
         cells = _longer(cells, max(run.want_cells, 2 * len(cells)))
     if run.want_names > len(names):
         names = _longer(names, max(run.want_names, 2 * len(names)))
-    return state._replace(blocks=blocks, slots=slots, cells=cells, names=names)
+    return state._replace(blocks=blocks, slots=slots, cells=cells, names=names, nodes=nodes)
 
 
 def _num_slots(blocks: int) -> int:
@@ -250,6 +318,14 @@ def reindex(blocks: Records, slots: Records, numbered: int) -> None:
     """Put the oldest copy of each name into a new, empty index."""
     for at in range(FRESH + 1, FRESH + 1 + numbered):
         if blocks[at].name != NO_NAME and blocks[at].older < 0:
+            put(slots, blocks[at].name, at)
+
+
+@compiled
+def reindex_tree(blocks: Records, slots: Records, made: int) -> None:
+    """Put each block of a tree into a new, empty index."""
+    for at in range(made):
+        if blocks[at].name != NO_NAME:
             put(slots, blocks[at].name, at)
 
 

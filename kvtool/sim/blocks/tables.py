@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kvtool.jit import part
-from kvtool.sim.blocks.index import gain_name, lose_name
-from kvtool.sim.blocks.names import SEED, name_of
+from kvtool.sim.blocks.index import find, gain_name, lose_name
+from kvtool.sim.blocks.naming import add_name, follow, next_name
 from kvtool.sim.blocks.numbers import END, FRESH, NO_NAME, NONE
 from kvtool.sim.blocks.state import State
 
@@ -18,11 +18,49 @@ def blocks_for(run: Any, tokens: int) -> int:
 
 
 @part
-def has_records(run: Any, blocks: Any, cells: Any, count: int) -> bool:
+def available(s: State) -> int:
+    """Blocks that no table holds, with a name or without."""
+    return s.run.free_blocks
+
+
+@part
+def has_records(s: State, count: int) -> bool:
     """Whether there is room to write down so many blocks more; if not, it is asked for."""
+    run = s.run
     run.want_blocks = min(run.num_blocks, run.numbered + count)
     run.want_cells = run.cells_made + max(0, count - run.free_cells)
-    return run.want_blocks <= len(blocks) - 2 and run.want_cells <= len(cells)
+    return run.want_blocks <= len(s.blocks) - 2 and run.want_cells <= len(s.cells)
+
+
+@part
+def look_up(s: State, name: Any, at: int, most: int) -> int:
+    """R10: of the first blocks, at most so many, those that are cached; NONE: no room for names."""
+    run, names = s.run, s.names
+    name(s, at)
+    first = run.first_name
+    hits = 0
+    while hits < most:
+        if hits == run.named and not add_name(s, at):
+            return NONE
+        block = find(s.slots, names[first + hits].name)
+        if block < 0:
+            break
+        names[first + hits].block = block
+        hits += 1
+    run.work += hits
+    return hits
+
+
+@part
+def has_room(s: State, hits: int, needed: int) -> bool:
+    """R8: hits that are in the free list leave it."""
+    run = s.run
+    needed -= hits
+    if needed > run.free_blocks:
+        return False
+    for k in range(run.first_name, run.first_name + hits):
+        needed += s.blocks[s.names[k].block].refs == 0
+    return needed <= run.free_blocks
 
 
 @part
@@ -79,69 +117,64 @@ def hold(run: Any, cells: Any, request: Any, block: int) -> int:
 
 
 @part
-def take(s: State, request: Any, count: int) -> None:
+def take(s: State, at: int, count: int) -> None:
     """R11: so many blocks more for a request."""
-    run, blocks = s.run, s.blocks
+    run, blocks, request = s.run, s.blocks, s.requests[at]
     for _ in range(count):
-        at = pop(run, blocks, s.slots)
-        blocks[at].refs = 1
-        cell = hold(run, s.cells, request, at)
+        one = pop(run, blocks, s.slots)
+        blocks[one].refs = 1
+        cell = hold(run, s.cells, request, one)
         if request.open_cell < 0:
             request.open_cell = cell
 
 
 @part
-def share(s: State, request: Any, hits: int) -> None:
+def share(s: State, at: int, hits: int) -> None:
     """R11: the first blocks of a request are those that were found for it."""
-    run, blocks, names = s.run, s.blocks, s.names
-    for k in range(hits):
-        at = names[k].block
-        if blocks[at].refs == 0:
-            unlink(blocks, at)
+    run, blocks, request = s.run, s.blocks, s.requests[at]
+    for k in range(run.first_name, run.first_name + hits):
+        one = s.names[k].block
+        if blocks[one].refs == 0:
+            unlink(blocks, one)
             run.free_blocks -= 1
-        blocks[at].refs += 1
-        hold(run, s.cells, request, at)
-    request.registered = hits
-    if hits > 0:
-        request.chain, request.piece = names[hits - 1].name, names[hits - 1].piece
-    else:
-        request.chain, request.piece = SEED, request.first_piece
+        blocks[one].refs += 1
+        hold(run, s.cells, request, one)
+    follow(s, request, hits)
 
 
 @part
 def register(s: State, at: int, tokens: int) -> None:
     """R12: full blocks of so many tokens can be found from now on."""
-    run, request, names = s.run, s.requests[at], s.names
+    run, request = s.run, s.requests[at]
     while (request.registered + 1) * run.block_size <= tokens:
-        k, cell = request.registered, request.open_cell
-        if run.named_for == at and k < run.named:
-            name, piece = names[k].name, names[k].piece
-        else:
-            name, piece = name_of(run, request, s.pieces, k, request.piece, request.chain)
-        gain_name(s.blocks, s.slots, s.cells[cell].block, name)
-        request.chain, request.piece = name, piece
-        request.registered = k + 1
+        cell = request.open_cell
+        gain_name(s.blocks, s.slots, s.cells[cell].block, next_name(s, at))
         request.open_cell = s.cells[cell].after
         run.work += 1
 
 
 @part
-def release(s: State, request: Any) -> None:
+def compute(s: State, at: int, finished: bool) -> None:
+    """Its blocks have their names since they were scheduled."""
+
+
+@part
+def release(s: State, at: int) -> None:
     """R15: from the last to the first; blocks without a name go to the head, as one group."""
-    run, blocks, cells = s.run, s.blocks, s.cells
+    run, blocks, cells, request = s.run, s.blocks, s.cells, s.requests[at]
     cell, behind = request.last_cell, END
     while cell >= 0:
-        at = cells[cell].block
+        one = cells[cell].block
         before = cells[cell].before
         cells[cell].after = run.free_cell
         run.free_cell = cell
-        blocks[at].refs -= 1
-        if blocks[at].refs == 0:
-            if blocks[at].name != NO_NAME:
-                link(blocks, at, blocks[END].previous)
+        blocks[one].refs -= 1
+        if blocks[one].refs == 0:
+            if blocks[one].name != NO_NAME:
+                link(blocks, one, blocks[END].previous)
             else:
-                link(blocks, at, behind)
-                behind = at
+                link(blocks, one, behind)
+                behind = one
             run.free_blocks += 1
         cell = before
     run.free_cells += request.blocks

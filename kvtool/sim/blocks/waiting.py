@@ -113,6 +113,10 @@ def wait_in_front(s: State, at: int) -> None:
     if s.run.by_priority:
         wait_by_priority(s, at)
         return
+    if s.run.by_match:  # it was in the list before, which is one list because it is sorted as one
+        s.run.head -= 1
+        s.queues[s.run.count + s.run.head] = at
+        return
     s.lists[s.run.preempted].preempted = at
     s.run.preempted += 1
 

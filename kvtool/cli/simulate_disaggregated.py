@@ -13,19 +13,19 @@ from kvtool.errors import KvtoolError, usage_error
 from kvtool.model_pool import gpus_of, token_bytes_of
 from kvtool.pool import Pool, pool_of
 from kvtool.prefill import prefill_of
-from kvtool.sim.disaggregated import Pools
+from kvtool.sim.disaggregated import Split
 from kvtool.sim.settings import Settings, StepTime
+from kvtool.simulate_disaggregated import DISAGGREGATED
 from kvtool.step_law import law_of
 from kvtool.units import parse_bytes, parse_count
 
 if TYPE_CHECKING:
     from kvtool.cli.simulate_requests import Case
 
-DISAGGREGATED = "disaggregated"
 EXAMPLE = "--disaggregate prefill=h100:4,decode=h200:4"
 KINDS = ("prefill", "decode")
 MOST_INSTANCES = 256
-BITS = {"Mb": 10**6, "Gb": 10**9, "Tb": 10**12}
+BITS = {"m": 10**6, "g": 10**9, "t": 10**12}
 INSTEAD = ("gpu", "num_blocks", "pool_tokens", "kv_memory", "scheduler", "calibrate")
 """What --disaggregate says itself, or is not modelled with."""
 OF_GPU = ("weights", "kv_dtype", "dtype")
@@ -40,6 +40,8 @@ class Kind:
     tp: int
     pool: Pool
     law: StepTime | None
+    basis: str
+    """What the law rests on."""
     usd_per_hour: float | None
 
     @property
@@ -48,7 +50,7 @@ class Kind:
         return self.num_gpus // self.tp
 
 
-def check_pools(given: Mapping[str, Any], *, drawn: bool) -> None:
+def check_disaggregated(given: Mapping[str, Any], *, drawn: bool) -> None:
     """Refuse what contradicts --disaggregate, or is not modelled with it."""
     if given["disaggregate"] is None:
         if given["link"] is not None:
@@ -65,7 +67,7 @@ def check_pools(given: Mapping[str, Any], *, drawn: bool) -> None:
     apart = {
         "--prefix-caching": given["prefix_caching"],
         "--async-scheduling": given["async_scheduling"],
-        "--policy priority": given["policy"] != "fcfs",
+        f"--policy {given['policy']}": given["policy"] != "fcfs",
         "--on-stall stop": given["on_stall"] != "abort-head",
         "--preemption swap": given["preemption"] != "recompute" or given["cpu_blocks"] is not None,
         "--swap-bandwidth": given["swap_bandwidth"] is not None,
@@ -83,7 +85,7 @@ def cases_of(
     given: Mapping[str, Any], found: Sequence[Case], words: Mapping[str, Any], notes: list[str]
 ) -> list[Case]:
     """A case for each of the requests, each setting of the scheduler and each link."""
-    links = [_bits(word.strip()) for word in given["link"].split(",")]
+    links = [link_bits(word.strip()) for word in given["link"].split(",")]
     kinds = _kinds(given, notes)
     per_token, _ = token_bytes_of(
         fragment_words.load, given["model"], dtype=given["dtype"], kv_dtype=given["kv_dtype"], tp=1
@@ -99,17 +101,18 @@ def cases_of(
     cases = []
     for one, rules, link in itertools.product(found, grid, links):
         settings = {name: _setting(kind, rules, given) for name, kind in kinds.items()}
-        pools = Pools(
+        split = Split(
             prefill=settings["prefill"], num_prefill=kinds["prefill"].instances,
             decode=settings["decode"], num_decode=kinds["decode"].instances,
             bits_per_s=link, bytes_per_token=per_token,
         )  # fmt: skip
         cases.append(
             replace(
-                one, scheduler=DISAGGREGATED, settings=pools.decode, pools=pools,
+                one, scheduler=DISAGGREGATED, settings=split.decode, split=split,
                 model=given["model"], gpu="+".join(f"{k.gpu}:{k.num_gpus}" for k in kinds.values()),
                 num_gpus=sum(kind.num_gpus for kind in kinds.values()),
                 priced_usd=None if None in costs else sum(cost or 0.0 for cost in costs),
+                step_time_basis="; ".join(dict.fromkeys(kind.basis for kind in kinds.values())),
             )
         )  # fmt: skip
     return cases
@@ -149,38 +152,39 @@ def _kind(
         load=fragment_words.load, model=given["model"],
         gpu_memory_utilization=given["gpu_memory_utilization"], **of_model,
     )  # fmt: skip
-    law = None
+    law, basis = None, "as --step-time says"
     if given["step_time"] is None:
         prefill = prefill_of(
             fragment_words.load, given["model"], efficiency=given["efficiency"], **of_model
         )
         said = law_of(prefill)
-        law = said.step_time
+        law, basis = said.step_time, said.basis
         notes.append(f"{name}: a step takes {said.source}")
     notes.append(f"{name}: {number // tp} × {preset.id}, the pool of each: {pool.source}")
     each = preset.price_usd_per_hour if given["price"] is None else given["price"]
     if each is not None and not 0 < each < 1e6:
         raise usage_error(f"--price: {each} is no price", "give the USD that a GPU costs an hour")
     return Kind(
-        gpu=preset.id, num_gpus=number, tp=tp, pool=pool, law=law,
+        gpu=preset.id, num_gpus=number, tp=tp, pool=pool, law=law, basis=basis,
         usd_per_hour=None if each is None else each * number,
     )  # fmt: skip
 
 
 def _setting(kind: Kind, rules: Mapping[str, Any], given: Mapping[str, Any]) -> Settings:
     timed = dict(rules) if kind.law is None else {**rules, "step_time": kind.law}
-    blocks = kind.pool.num_blocks(rules.get("block_size", 16))
+    blocks = kind.pool.usable_blocks(rules.get("block_size", 16))
     return Settings(num_blocks=blocks, chunked_prefill=given["chunked_prefill"], **timed)
 
 
-def _bits(text: str) -> int:
-    """Bits a second: `400Gb` and `400Gb/s` are 400 × 10^9, `50GB/s` as many."""
-    match = re.fullmatch(r"([0-9]{1,9})(?:\.([0-9]{1,9}))?(Mb|Gb|Tb)(?:/s|ps)?", text)
+def link_bits(text: str) -> int:
+    """Bits a second: `400Gb`, `400Gb/s` and `400gbps` are 400 × 10^9, `50GB/s` as many: b is a bit, B a byte."""
+    match = re.fullmatch(r"([0-9]{1,9})(?:\.([0-9]{1,9}))?([MGTmgt])b(?:it)?(?:/s|ps)?", text)
     if match is not None:
         digits = match[2] or ""
-        bits: int = int(match[1] + digits) * BITS[match[3]] // int("1" + "0" * len(digits))
-    elif text.endswith("B/s"):
-        bits = 8 * parse_bytes(text.removesuffix("/s"), name="--link")
+        unit = BITS[match[3].lower()]
+        bits: int = int(match[1] + digits) * unit // int("1" + "0" * len(digits))
+    elif text.endswith(("B/s", "Bps")):
+        bits = 8 * parse_bytes(text.removesuffix("/s").removesuffix("ps"), name="--link")
     else:
         raise usage_error(
             f"--link: '{text[:40]}' is no rate", "write bits a second, 400Gb, or bytes, 50GB/s"

@@ -9,39 +9,45 @@ from typing import TYPE_CHECKING, Any
 
 from kvtool.requests import SECOND_NS
 from kvtool.simulate import (
+    NO_GROWTH,
     echo_of,
     ends_of,
     finished_in,
-    percentiles,
+    looks,
     queue_row,
     rates_of,
+    seconds_of,
     times_of,
 )
 
 if TYPE_CHECKING:
     from kvtool.requests import Column, Requests
     from kvtool.run import Row
-    from kvtool.sim.disaggregated import PooledReplay, Pools, Stage
+    from kvtool.sim.disaggregated import DisaggregatedReplay, Split, Stage
 
+DISAGGREGATED = "disaggregated"
+"""The scheduler of such a row."""
 BINDS = 0.01
 """Of the mean end-to-end time: from here on what requests wait for longest is said to bind."""
 NOT_OF_INSTANCES = (
     "mean_used_blocks", "used_block_steps", "mean_batch", "peak_batch", "waiting_steps",
     "waiting_for_seqs_steps", "waiting_for_tokens_steps", "waiting_for_blocks_steps",
+    "waiting_for_batch_steps",
 )  # fmt: skip
 """Null: a step is one instance's."""
+LAW = ("base_ns", "read_ns", "token_ns", "context_ns", "attention_ns")
 
 
-def row_of_pools(found: PooledReplay, requests: Requests, pools: Pools) -> Row:
+def row_of_disaggregated(found: DisaggregatedReplay, requests: Requests, split: Split) -> Row:
     """The row of a run; `num_blocks` is of the smaller pool, and the law of a step the decode's."""
     end_ns = _end_ns(found)
     rates = rates_of(found, end_ns)
     stages = {"prefill": found.prefill, "decode": found.decode}
-    counts = {"prefill": pools.num_prefill, "decode": pools.num_decode}
+    counts = {"prefill": split.num_prefill, "decode": split.num_decode}
     row: Row = {
         "requests": len(requests),
-        **echo_of(pools.decode),
-        "num_blocks": min(pools.prefill.num_blocks, pools.decode.num_blocks),
+        **echo_of(split.decode),
+        "num_blocks": min(split.prefill.num_blocks, split.decode.num_blocks),
         "steps": sum(len(steps["end_ns"]) for one in stages.values() for steps in one.steps),
         "end_ns": end_ns or 0,
         "preemptions": found.preemptions,
@@ -56,44 +62,45 @@ def row_of_pools(found: PooledReplay, requests: Requests, pools: Pools) -> Row:
         **dict.fromkeys(NOT_OF_INSTANCES),
         **rates,
         **times_of(found),
+        **_second_token(found),
         "transfer_bytes": found.transfer_bytes,
-        "link_bits_per_s": pools.bits_per_s,
-        **_transfers(found, rates["span_s"], pools.num_prefill),
+        "link_bits_per_s": split.bits_per_s,
+        **_transfers(found, rates["span_s"], split.num_prefill),
     }
     for name, stage in stages.items():
         row |= {f"{name}_{key}": value for key, value in _of(stage, rates["span_s"], counts[name])}
-    return row | _binds(found, row)
+    return row | _binds(found)
 
 
-def growth_of_pools(found: PooledReplay) -> Row:
-    """Who waits, for an instance or a link, in the middle and at the end of the arrivals."""
+def growth_of_disaggregated(found: DisaggregatedReplay) -> Row:
+    """Who waits, for an instance or a link, in the middle of the arrivals, at three quarters and at their
+    end. Who is aborted waits no longer."""
     import numpy as np
 
     arrivals = np.sort(found.arrival_ns)
     if len(arrivals) < 2 or arrivals[0] == arrivals[-1] or _end_ns(found) is None:
-        return {"arrivals_per_s": None, "queue_mid": None, "queue_end": None, "queue_grows": False}
-    begins = _admitted_ns(found.prefill), _admitted_ns(found.decode)
+        return dict(NO_GROWTH)
     came, ready = found.arrival_ns, found.prefill.outcomes["first_token_ns"]
-    served = found.prefill.chosen >= 0
-    sent = found.send_ns >= 0
+    served, sent = found.prefill.chosen >= 0, found.send_ns >= 0
+    left_prefill, left_decode = _left_queue_ns(found.prefill), _left_queue_ns(found.decode)
 
     def waiting(now: int) -> int:
-        at_prefill = served & (came <= now) & ((begins[0] > now) | (begins[0] < 0))
-        at_link = sent & (ready <= now) & (found.send_ns > now)
-        at_decode = sent & (found.sent_ns <= now) & ((begins[1] > now) | (begins[1] < 0))
+        at_prefill = served & (came <= now) & (now < left_prefill)
+        at_link = sent & (ready <= now) & (now < found.send_ns)
+        at_decode = sent & (found.sent_ns <= now) & (now < left_decode)
         return int((at_prefill | at_link | at_decode).sum())
 
-    middle, last = (waiting(int(arrivals[place])) for place in (len(arrivals) // 2, -1))
+    lengths = [waiting(int(arrivals[place])) for place in looks(len(arrivals))]
     most = sum(
         int(steps["running"].max())
         for stage in (found.prefill, found.decode)
         for steps in stage.steps
         if len(steps["running"])
     )
-    return queue_row(arrivals, middle, last, most)
+    return queue_row(arrivals, lengths, most)
 
 
-def _end_ns(found: PooledReplay) -> int | None:
+def _end_ns(found: DisaggregatedReplay) -> int | None:
     ends = [
         int(steps["end_ns"][-1])
         for stage in (found.prefill, found.decode)
@@ -107,39 +114,46 @@ def _total(stage: Stage, name: str) -> int:
     return sum(int(steps[name].sum()) for steps in stage.steps)
 
 
+def _sum_s(ns: Column) -> float:
+    """Of times in ns, whose sum over requests is soon beyond 64 bits."""
+    return float(ns.sum(dtype=float)) / SECOND_NS
+
+
 def _of(stage: Stage, span_s: float, instances: int) -> list[tuple[str, Any]]:
     """Of one kind: its pool and law, the share of the span that its instances made steps in, and means."""
     count = sum(len(steps["end_ns"]) for steps in stage.steps)
-    busy_ns = _total(stage, "end_ns") - _total(stage, "begin_ns")
+    stepping_s = sum(_sum_s(steps["end_ns"] - steps["begin_ns"]) for steps in stage.steps)
+    batch = _total(stage, "batch") / count if count else None
     return [
         ("instances", instances),
         ("num_blocks", stage.settings.num_blocks),
-        ("base_ns", stage.settings.step_time.base_ns),
-        ("read_ns", stage.settings.step_time.read_ns),
-        ("token_ns", stage.settings.step_time.token_ns),
-        ("context_ns", stage.settings.step_time.context_ns),
+        *((name, getattr(stage.settings.step_time, name)) for name in LAW),
         ("steps", count),
-        ("utilisation", busy_ns / SECOND_NS / span_s / instances if span_s else None),
-        ("mean_batch", _total(stage, "batch") / count if count else None),
+        ("utilisation", stepping_s / span_s / instances if span_s else None),
+        ("mean_batch", batch),
+        ("seats_used", None if batch is None else batch / stage.settings.max_running),
         ("mean_waiting", _total(stage, "waiting") / count if count else None),
         ("mean_used_blocks", _total(stage, "used_blocks") / count if count else None),
         ("preemptions", stage.preemptions),
     ]
 
 
-def _transfers(found: PooledReplay, span_s: float, links: int) -> Row:
+def _second_token(found: DisaggregatedReplay) -> Row:
+    """From the first token to the second, of who finished: the link, the transfer, the wait for a decode
+    instance and its first step. One gap of many: no percentile of all gaps shows it."""
+    second = found.decode.outcomes["first_token_ns"]
+    there = finished_in(found) & (second >= 0)
+    return seconds_of("second_token", (second - found.outcomes["first_token_ns"])[there])
+
+
+def _transfers(found: DisaggregatedReplay, span_s: float, links: int) -> Row:
     """From the end of the prefill to that of the transfer: waiting for the link, and sending."""
     there = found.send_ns >= 0
     took = (found.sent_ns - found.prefill.outcomes["finish_ns"])[there]
-    sending_ns = int((found.sent_ns - found.send_ns)[there].sum())
-    p50, p90, p99 = (
-        None if value is None else value / SECOND_NS for value in percentiles(took)
-    )  # fmt: skip
+    sending_s = _sum_s((found.sent_ns - found.send_ns)[there])
     return {
-        "transfer_s_p50": p50,
-        "transfer_s_p90": p90,
-        "transfer_s_p99": p99,
-        "link_utilisation": sending_ns / SECOND_NS / span_s / links if span_s else None,
+        **seconds_of("transfer", took),
+        "link_utilisation": sending_s / span_s / links if span_s else None,
     }
 
 
@@ -155,9 +169,19 @@ def _admitted_ns(stage: Stage) -> Column:
     return begins
 
 
-def _binds(found: PooledReplay, row: Row) -> Row:
-    """Mean seconds for which the finished waited for each kind and for the links, and the longest of the
-    three, unless it is hardly anything."""
+def _left_queue_ns(stage: Stage) -> Column:
+    """When a request began here, or was aborted without that; the last of all times if neither is known."""
+    import numpy as np
+
+    begins, ends = _admitted_ns(stage), stage.outcomes["finish_ns"]
+    forever = np.iinfo(np.int64).max
+    left: Column = np.where(begins >= 0, begins, np.where(ends >= 0, ends, forever))
+    return left
+
+
+def _binds(found: DisaggregatedReplay) -> Row:
+    """Mean seconds for which the finished waited for each kind and for the links, and what took them longest,
+    unless it is hardly anything: of the links that is their transfer too."""
     done = finished_in(found)
     sent = done & (found.send_ns >= 0)
     waits = {
@@ -165,18 +189,20 @@ def _binds(found: PooledReplay, row: Row) -> Row:
         "link": (found.send_ns - found.prefill.outcomes["finish_ns"])[sent],
         "decode": (_admitted_ns(found.decode) - found.sent_ns)[sent],
     }
-    whole = (found.outcomes["finish_ns"] - found.arrival_ns)[done].sum()
-    longest = max(waits, key=lambda name: waits[name].sum())
+    all_s = _sum_s((found.outcomes["finish_ns"] - found.arrival_ns)[done])
+    sums = {name: _sum_s(ns) for name, ns in waits.items()}
+    took = sums | {"link": _sum_s((found.sent_ns - found.prefill.outcomes["finish_ns"])[sent])}
+    longest = max(took, key=lambda name: took[name])
     return {
         **{
-            f"{name}_wait_s_mean": float(ns.mean()) / SECOND_NS if len(ns) else None
+            f"{name}_wait_s_mean": sums[name] / len(ns) if len(ns) else None
             for name, ns in waits.items()
         },
-        "binds": longest if waits[longest].sum() >= BINDS * whole > 0 else None,
+        "binds": longest if took[longest] >= BINDS * all_s > 0 else None,
     }
 
 
-def _larger_than_a_pool(found: PooledReplay, requests: Requests) -> int:
+def _larger_than_a_pool(found: DisaggregatedReplay, requests: Requests) -> int:
     """Of the aborted those that a pool they were sent to cannot hold."""
     import numpy as np
 
