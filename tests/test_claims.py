@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,12 @@ def test_no_command_has_a_law_typed_out():
         for command in claim.runs.values():
             assert "read_ns=" not in command
             assert "{" not in claims.filled(command)
+
+
+def test_a_shell_takes_the_commands_of_the_page_as_they_are():
+    for line in PAGE.splitlines():
+        if line.startswith("kvtool "):
+            assert re.fullmatch(r"[\w .,:=/-]+", line, re.ASCII), line
 
 
 def figure(**more: Any) -> Any:

@@ -21,9 +21,9 @@ from blocks_cases import (
     run_blocks,
     run_blocks_plain,
 )
-from conftest import Ran
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from ran import Ran
 from sim_cases import requests
 
 from kvtool.contents import Contents, of_blocks, of_segments
