@@ -18,7 +18,7 @@ from kvtool.sim.blocks.pool import CachedPool
 from kvtool.sim.blocks.request import Batch, Request
 from kvtool.sim.blocks.scheduler import CachedScheduler
 from kvtool.sim.blocks.spelling import plain_requests
-from kvtool.sim.settings import RADIX, Settings
+from kvtool.sim.settings import CUT, DONE, RADIX, REJECTED, UNFINISHED, Settings
 
 OUTCOMES = (
     "admit_step", "first_token_step", "finish_step", "first_token_ns", "finish_ns", "status",
@@ -126,6 +126,32 @@ def fast_gaps(run: BlocksEngine) -> Counter[int]:
     for gap, weight in zip(*(column.tolist() for column in run.all_gaps()), strict=True):
         found[gap] += weight
     return found
+
+
+def check_requests(case: BlocksCase, run: BlocksEngine) -> None:
+    """What became of everyone is told, and everyone who came got it all or the reason why not."""
+    status, generated = run.outcome("status"), run.outcome("generated")
+    room = case.settings.max_model_len - case.requests.prompt_tokens
+    assert (generated[status == DONE] == case.requests.output_tokens[status == DONE]).all()
+    assert (generated[status == CUT] == room[status == CUT]).all()
+    if not run.state.run.stopped:
+        came = run.outcome("arrival_ns") >= 0
+        assert came.all()
+        assert not (status == UNFINISHED).any()
+    assert (run.outcome("admit_step")[(status == DONE) | (status == CUT)] >= 0).all()
+    assert (run.outcome("admit_step")[status == REJECTED] < 0).all()
+    assert run.state.run.ended == (status != UNFINISHED).sum()
+    if case.settings.policy == "fcfs":
+        check_nobody_starves(run)
+
+
+def check_nobody_starves(run: BlocksEngine) -> None:
+    """Nobody is admitted before who came earlier; turns come as their parents end."""
+    admitted, arrival = run.outcome("admit_step"), run.outcome("arrival_ns")
+    were = np.flatnonzero(admitted >= 0)
+    for earlier in were:
+        later = were[arrival[were] > arrival[earlier]]
+        assert (admitted[later] >= admitted[earlier]).all()
 
 
 @st.composite

@@ -12,6 +12,7 @@ from blocks_cases import (
     BlocksCase,
     Endless,
     TellingScheduler,
+    check_requests,
     drawn_blocks,
     fast_gaps,
     fast_numbers,
@@ -41,7 +42,7 @@ from kvtool.sim.blocks import state
 from kvtool.sim.blocks.engine import BlocksEngine
 from kvtool.sim.blocks.numbers import END, FRESH, NO_NAME
 from kvtool.sim.blocks.scheduler import CachedScheduler
-from kvtool.sim.settings import ABORTED, CUT, DONE, REJECTED, UNFINISHED, Settings, StepTime
+from kvtool.sim.settings import ABORTED, CUT, DONE, UNFINISHED, Settings, StepTime
 from kvtool.trace_blocks import HashedRequests
 
 QUICK = {"a11", "d3", "f4", "f6", "f7", "e1", "e11", "e7", "h6", "i3", "j4", "j7"}
@@ -169,21 +170,6 @@ def check_tokens(case: BlocksCase, plain: CachedScheduler, run: BlocksEngine) ->
     assert (np.diff(steps["end_ns"]) >= 0).all()
     assert now.hit <= now.queried
     assert now.rehit <= now.requery
-
-
-def check_requests(case: BlocksCase, run: BlocksEngine) -> None:
-    """What became of everyone is told, and everyone who came got it all or the reason why not."""
-    status, generated = run.outcome("status"), run.outcome("generated")
-    room = case.settings.max_model_len - case.requests.prompt_tokens
-    assert (generated[status == DONE] == case.requests.output_tokens[status == DONE]).all()
-    assert (generated[status == CUT] == room[status == CUT]).all()
-    if not run.state.run.stopped:
-        came = run.outcome("arrival_ns") >= 0
-        assert came.all()
-        assert not (status == UNFINISHED).any()
-    assert (run.outcome("admit_step")[(status == DONE) | (status == CUT)] >= 0).all()
-    assert (run.outcome("admit_step")[status == REJECTED] < 0).all()
-    assert run.state.run.ended == (status != UNFINISHED).sum()
 
 
 @FEW

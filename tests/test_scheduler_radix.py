@@ -13,6 +13,7 @@ from blocks_cases import (
     BlocksCase,
     Endless,
     TellingScheduler,
+    check_requests,
     drawn_blocks,
     drawn_contents,
     fast_gaps,
@@ -139,6 +140,7 @@ def compare(case: BlocksCase, run: Any = run_blocks_plain) -> tuple[Any, BlocksE
     assert fast_gaps(fast) == +plain.gaps
     if case.settings.index == "radix":
         check_tree(fast)
+    check_requests(case, fast)
     return plain, fast
 
 
