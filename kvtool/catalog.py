@@ -223,6 +223,13 @@ def class_defaults() -> dict[str, Any]:
     return defaults
 
 
+@cache
+def weight_defaults() -> dict[str, Any]:
+    """The same for the types whose parameters are counted, and what is nested in them: every key."""
+    defaults: dict[str, Any] = json.loads((_ROOT / "weight_defaults.json").read_text("utf-8"))
+    return defaults
+
+
 def preset_ids(kind: str) -> tuple[str, ...]:
     """The names of a kind's tables, without parsing one: for counts and shell completion."""
     return tuple(_tables(kind))

@@ -1,11 +1,13 @@
-"""Generate presets/class_defaults.json from the installed transformers.
+"""Generate presets/class_defaults.json and weight_defaults.json from the installed transformers.
 
-    python scripts/class_defaults.py            writes the table
-    python scripts/class_defaults.py --check    exits 1 if the table differs
+    python scripts/class_defaults.py            writes the tables
+    python scripts/class_defaults.py --check    exits 1 if a table differs
 
 For every model_type: the class defaults of the keys that decide a KV cache, the attributes that the
-class renames, and the types of its nested configs. tests/test_class_defaults.py holds the committed
-table to the pinned transformers; the runtime never imports transformers.
+class renames, and the types of its nested configs. For the types whose parameters kvtool counts, and what
+is nested beside them: every other default, in a file that only counting reads.
+tests/test_class_defaults.py holds the committed tables to the pinned transformers; the runtime never
+imports transformers.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from kvtool.model.nested import NESTED
+from kvtool.weights.table import RECIPES
 
-TABLE = Path(__file__).resolve().parents[1] / "presets" / "class_defaults.json"
+PRESETS = Path(__file__).resolve().parents[1] / "presets"
+TABLE, WEIGHTS = PRESETS / "class_defaults.json", PRESETS / "weight_defaults.json"
 
 # What kvtool/model reads. A key read there and missing here is caught by the golden sizes.
 NAMES = """
@@ -53,6 +57,12 @@ lsh_attn_chunk_length mem_len attn_layers num_hashes is_decoder is_encoder_decod
 add_cross_attention attn_config
 """
 KEYS = frozenset(NAMES.split())
+COMMON = {
+    "architectures", "chunk_size_feed_forward", "id2label", "initializer_range", "label2id",
+    "output_hidden_states", "problem_type", "return_dict", "transformers_version", "use_cache",
+}  # fmt: skip
+NOISE = ("_token_id", "_token_index", "dropout", "_eps", "_epsilon", "_std", "hidden_act", "_coef")
+"""What decides no size."""
 DROPPED = {"intermediate_size"}  # an MLP's width everywhere but in mamba, which declares no field
 
 
@@ -144,6 +154,35 @@ def mark_language_parts(types: dict[str, Any], name: str) -> None:
             mark_language_parts(types, inner)
 
 
+def weight_defaults(types: dict[str, Any]) -> dict[str, Any]:
+    """Every plain default of the types that have a recipe, of models around them, and of their towers."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    wanted = set(RECIPES) & set(types)
+    for _ in range(3):  # a model around a model around a decoder
+        wanted |= {
+            name
+            for name, row in types.items()
+            if row.get("generates")
+            and any(k in NESTED and n["model_type"] in wanted for k, n in row.get("nested", {}).items())
+        }
+    for _ in range(3):
+        inner = [types[name].get("nested", {}).values() for name in wanted]
+        wanted |= {one["model_type"] for nested in inner for one in nested} & set(types)
+    return {name: all_defaults(CONFIG_MAPPING[name]) for name in sorted(wanted)}
+
+
+def all_defaults(cls: Any) -> dict[str, Any]:
+    """Of one class, but for what every class has and for ids of tokens."""
+    found = {}
+    for field in dataclasses.fields(cls):
+        value = default_of(field)
+        value = list(value) if isinstance(value, tuple) else value
+        if field.name not in COMMON and not field.name.endswith(NOISE) and plain(value) and value is not None:
+            found[field.name] = value
+    return found
+
+
 def written(table: dict[str, Any]) -> str:
     """The table as JSON with a type a line, so that a diff shows which class changed."""
     rows = [f"{json.dumps(name)}: {json.dumps(row)}" for name, row in table["types"].items()]
@@ -152,20 +191,21 @@ def written(table: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Write the table, or compare it."""
+    """Write the tables, or compare them."""
     warnings.filterwarnings("ignore")
-    text = written(build())
-    if "--check" in sys.argv:
-        same = TABLE.read_text() == text
-        print(
-            "class_defaults.json is up to date"
-            if same
-            else "class_defaults.json differs: run scripts/class_defaults.py"
-        )
-        return 0 if same else 1
-    TABLE.write_text(text)
-    print(f"{TABLE.name}: {len(text):,} bytes")
-    return 0
+    table = build()
+    rows = weight_defaults(table["types"])
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
+    texts = {TABLE: written(table), WEIGHTS: "{\n" + lines + "\n}\n"}
+    if "--check" not in sys.argv:
+        for path, text in texts.items():
+            path.write_text(text)
+            print(f"{path.name}: {len(text):,} bytes")
+        return 0
+    stale = [path.name for path, text in texts.items() if path.read_text() != text]
+    for name in stale:
+        print(f"{name} differs: run scripts/class_defaults.py")
+    return 1 if stale else 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,15 @@
+"""Which recipe counts a model type, and which towers stand beside it."""
+
+from __future__ import annotations
+
+from kvtool.weights.dense import DENSE
+from kvtool.weights.pieces import Whole
+from kvtool.weights.recipe import Recipe
+from kvtool.weights.sparse import SPARSE
+from kvtool.weights.towers import TOWERS
+
+RECIPES: dict[str, Recipe] = {**DENSE, **SPARSE}
+LIKE: dict[str, str] = {}
+"""Types outside transformers, and the type whose recipe their published code follows."""
+
+__all__ = ["LIKE", "RECIPES", "TOWERS", "Recipe", "Whole"]
