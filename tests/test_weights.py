@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 from weights_cases import CASES
+from weights_cases_plain import TEXTS_PLAIN
 
 from kvtool import catalog
 from kvtool.model import read_model
 from kvtool.weights.counting import parts_of
 from kvtool.weights.parts import total
+from kvtool.weights.published import PUBLISHED
 from kvtool.weights.table import RECIPES, TOWERS
 
 TYPES = catalog.class_defaults()["types"]
@@ -26,7 +28,10 @@ def built(config: dict[str, Any]) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         own = {k: v for k, v in config.items() if k != "model_type"}
-        return live.build(live.config_class(kind)(**own), device="meta")
+        made = live.config_class(kind)(**own)
+        if kind == "dbrx":  # its attention reads what its config class does not keep
+            made.attn_config.rope_theta = 10_000.0
+        return live.build(made, device="meta")
 
 
 def is_table(module: Any) -> bool:
@@ -34,10 +39,17 @@ def is_table(module: Any) -> bool:
     return type(module).__name__.endswith("Embedding") and hasattr(module, "weight")
 
 
+def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether tokens are multiplied by it: a weight of two dimensions, but for a norm's over all heads."""
+    normalises = "norm" in name.rpartition(".")[0].rpartition(".")[2]
+    stacked = ".experts." in name
+    return (len(shape) == 2 or stacked) and not name.endswith("bias") and not normalises
+
+
 def test_every_recipe_is_compared() -> None:
-    nested = {config["text_config"]["model_type"] for rows in CASES.values() for config in rows
-              if "text_config" in config}  # fmt: skip
-    assert set(RECIPES) <= set(CASES) | nested
+    nested = {config["text_config"]["model_type"] for cases in (CASES, TEXTS_PLAIN)
+              for rows in cases.values() for config in rows if "text_config" in config}  # fmt: skip
+    assert set(RECIPES) - set(PUBLISHED) <= set(CASES) | nested
     assert set(TOWERS) <= set(CASES)
 
 
@@ -56,8 +68,18 @@ def test_parameters_are_those_of_the_class_in_transformers(kind: str) -> None:
         matrices = sum(
             one.numel()
             for name, one in named.items()
-            if id(one) not in tables and (one.ndim == 2 or ".experts." in name) and not name.endswith("bias")
+            if id(one) not in tables and is_matrix(name, one.shape)
         )
         head = model.get_output_embeddings().weight
         counted = sum(part.size.matrices for part in parts)
         assert counted == matrices + head.numel() * (id(head) in tables), more
+
+
+@pytest.mark.parametrize("kind", TEXTS_PLAIN)
+def test_parameters_of_a_text_part(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TOWERS, kind, ())
+    for more in TEXTS_PLAIN[kind]:
+        config = {"model_type": kind, **more}
+        named = built(config).named_parameters()
+        text = sum(one.numel() for name, one in named if ".visual." not in name)
+        assert total(parts_of("m", config, read_model(config, TYPES))).count == text, more

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from weights_cases_plain import CASES_PLAIN
+
 SMALL = {
     "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 50,
     "max_position_embeddings": 24, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
@@ -21,7 +23,8 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "gemma": [{**GROUPED, "head_dim": 16}, {**GROUPED, "head_dim": 8, "attention_bias": True},
               {**GROUPED, "tie_word_embeddings": False}],
     "gpt_neox": [NEOX, {**NEOX, "attention_bias": False}, {**NEOX, "tie_word_embeddings": True}],
-    "gpt2": [SMALL, {**SMALL, "n_inner": 40}, {**SMALL, "tie_word_embeddings": False}],
+    "gpt2": [SMALL, {**SMALL, "n_inner": 40}, {**SMALL, "tie_word_embeddings": False},
+             {**SMALL, "add_cross_attention": True}],
     "opt": [{**SMALL, "ffn_dim": 72}, {**SMALL, "ffn_dim": 72, "word_embed_proj_dim": 20},
             {**SMALL, "ffn_dim": 72, "do_layer_norm_before": False, "enable_bias": False},
             {**SMALL, "ffn_dim": 72, "layer_norm_elementwise_affine": False},
@@ -30,10 +33,10 @@ CASES: dict[str, list[dict[str, Any]]] = {
                {**SMALL, "new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 40},
                {**SMALL, "new_decoder_architecture": True, "num_ln_in_parallel_attn": 1, "bias": True},
                {**SMALL, "num_ln_in_parallel_attn": 2, "tie_word_embeddings": False}],
-    "mixtral": [{**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}],
     "qwen3_moe": [{**GROUPED, "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2},
                   {**GROUPED, "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2,
                    "mlp_only_layers": [0], "head_dim": 16},
                   {**GROUPED, "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2,
                    "decoder_sparse_step": 2, "attention_bias": True, "tie_word_embeddings": True}],
+    **CASES_PLAIN,
 }  # fmt: skip

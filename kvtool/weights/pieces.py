@@ -22,12 +22,19 @@ Number = Callable[[Model], int]
 
 
 def attention(
-    *, qkv_bias: Flag = False, out_bias: Flag = False, qk_norm: str = "", gate: bool = False
+    *,
+    qkv_bias: Flag = False,
+    out_bias: Flag = False,
+    qk_norm: str = "",
+    qk_norm_if: Flag = True,
+    qk_norm_bias: bool = False,
+    gate: bool = False,
 ) -> Piece:
     """Query, key, value and output projections of a layer that attends.
 
     `qk_norm`: "head" for one weight of the head's size on queries and one on keys; "heads" for one
-    weight an element of all heads. `gate`: the query projection also makes a gate a query element.
+    weight an element of all heads; only with `qk_norm_if`. `gate`: the query projection also makes a
+    gate a query element.
     """
 
     def piece(model: Model, layer: Layer) -> Iterator[Part]:
@@ -40,13 +47,14 @@ def attention(
         out = matrix(queries * entry.v_head_dim, hidden, model.flag(out_bias))
         k = matrix(hidden, kv * entry.k_head_dim, biased)
         v = matrix(hidden, kv * entry.v_head_dim, biased)
-        here = Part(role="attention", size=q + out, layer=layer.index, pieces=queries, quantised=True)
+        here = Part(
+            role="attention", size=q + out, layer=layer.index, pieces=queries, quantised=True
+        )
         yield here
         yield replace(here, size=k + v, pieces=kv)
-        if qk_norm == "head":
-            yield norm(layer, vector(2 * entry.k_head_dim))
-        elif qk_norm == "heads":
-            yield norm(layer, vector((queries + kv) * entry.k_head_dim))
+        if qk_norm and model.flag(qk_norm_if):
+            heads = 2 if qk_norm == "head" else queries + kv
+            yield norm(layer, vector(heads * entry.k_head_dim, qk_norm_bias))
 
     return piece
 
@@ -68,9 +76,7 @@ def width_of(*names: str, times: int = 0) -> Width:
     return width
 
 
-def feed_forward(
-    hidden: int, width: int, *, gated: bool, bias: bool = False
-) -> Size:
+def feed_forward(hidden: int, width: int, *, gated: bool, bias: bool = False) -> Size:
     """An MLP's matrices up, with a gate beside, and down."""
     ups = matrix(hidden, width, bias) * (1 + gated)
     return ups + matrix(width, hidden, bias)
