@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from weights_cases_states import CASES_STATES
+
 SMALL = {
     "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 50,
     "max_position_embeddings": 24, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
@@ -12,6 +14,7 @@ GROUPED = {**SMALL, "num_key_value_heads": 2, "intermediate_size": 56}
 NEOX = {**SMALL, "intermediate_size": 72}
 
 CASES: dict[str, list[dict[str, Any]]] = {
+    **CASES_STATES,
     "llama": [GROUPED, {**GROUPED, "head_dim": 16, "attention_bias": True}, {**GROUPED, "mlp_bias": True},
               {**GROUPED, "tie_word_embeddings": True, "num_key_value_heads": 4}],
     "mistral": [{**GROUPED, "sliding_window": None}, {**GROUPED, "sliding_window": None, "head_dim": 16}],
