@@ -1,4 +1,4 @@
-"""Latent attention (MLA) and its kin: DeepSeek, GLM, Kimi K2, LongCat, MiMo, MiniMax-M3.
+"""Latent attention (MLA) and what came after it: DeepSeek, GLM, Kimi K2, LongCat, MiMo, MiniMax-M3, Step-3.5.
 
 Layers for multi-token prediction, which checkpoints of these families hold beside the others, are not
 counted: the classes of transformers do not build them.
@@ -7,12 +7,13 @@ counted: the classes of transformers do not build them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
-from kvtool.model.keys import refuse
+from kvtool.model.keys import MAX_LAYERS, refuse
 from kvtool.model.shape import LayerCache
 from kvtool.weights.model import Layer, Model
-from kvtool.weights.parts import Part, Size, matrix, vector
+from kvtool.weights.parts import Part, matrix, vector
 from kvtool.weights.pieces import (
     Number,
     Piece,
@@ -33,16 +34,18 @@ Sparse = Callable[[Model, Layer], bool]
 """Whether a layer has experts."""
 
 
-def latent(values: Number = key("v_head_dim")) -> Piece:
+def latent(values: Number | None = None) -> Piece:
     """Multi-head latent attention: down-projections that every rank holds whole, and heads made of them.
 
-    `values`: the size of a head's value. LongCat-Flash has two such attentions in a layer.
+    `values`: the size of a head's value, v_head_dim unless said otherwise. LongCat-Flash has two such
+    attentions in a layer.
     """
 
     def piece(model: Model, layer: Layer) -> Iterator[Part]:
         for entry in layer.entries:
             if entry.kind == "latent":
-                yield from _one_latent(model, layer, entry, values(model))
+                value = values(model) if values else model.size("v_head_dim")
+                yield from _one_latent(model, layer, entry, value)
             elif entry.kind != "indexer" and entry.query_heads:
                 raise refuse(f"layer {layer.index} has no latent: its class is built for one")
 
@@ -102,10 +105,12 @@ def listed_sparse(absent: Sparse) -> Sparse:
 
 
 def _after_dense(model: Model, layer: Layer) -> bool:
+    """All layers but the first first_k_dense_replace."""
     return layer.index >= model.keys.need("first_k_dense_replace", low=0).value
 
 
 def _after_first(model: Model, layer: Layer) -> bool:
+    """All layers but the first."""
     return layer.index > 0
 
 
@@ -118,12 +123,11 @@ def _moe_layer_freq(model: Model, layer: Layer) -> bool:
 
 
 def _shared_width(model: Model, layer: Layer) -> int:
+    """Of n_shared_experts together."""
     return model.size("moe_intermediate_size") * model.number("n_shared_experts")
 
 
-def _deepseek(
-    is_sparse: Sparse, *names: str, mlp_bias: bool = False, **how: Any
-) -> Recipe:
+def _deepseek(is_sparse: Sparse, *names: str, mlp_bias: bool = False, **how: Any) -> Recipe:
     """MLA, then a dense MLP or experts with shared ones; `names` of the number of experts."""
     bias: Any = "mlp_bias" if mlp_bias else False
     sparse = experts(
@@ -158,7 +162,11 @@ def _longcat_feed(model: Model, layer: Layer) -> Iterator[Part]:
 def _compressed(model: Model, layer: Layer) -> Iterator[Part]:
     """DeepSeek-V4: one vector a token is key and value; heads are projected out in o_groups groups."""
     hidden, heads, width = model.hidden, model.size("num_attention_heads"), model.size("head_dim")
-    rank, groups, narrow = model.size("q_lora_rank"), model.size("o_groups"), model.size("o_lora_rank")
+    rank, groups, narrow = (
+        model.size("q_lora_rank"),
+        model.size("o_groups"),
+        model.size("o_lora_rank"),
+    )
     here = layer.index
     down = matrix(hidden, rank) + matrix(hidden, width)
     yield Part(role="attention", size=down, layer=here, quantised=True)
@@ -223,12 +231,39 @@ def _block_indexer(model: Model, layer: Layer) -> Iterator[Part]:
         yield norm(layer, vector(2 * entry.k_head_dim))
 
 
+def _gated_heads(model: Model, layer: Layer) -> Iterator[Part]:
+    """Step-3.5: a gate a head, and query heads of their own in layers that slide."""
+    entry = layer.entry("full", "sliding")
+    if entry is None:
+        return
+    if entry.kind == "sliding":
+        other = model.keys.section("attention_other_setting").maybe("num_attention_heads")
+        own = model.keys.maybe("num_sliding_attention_heads") or other
+        entry = replace(entry, query_heads=own.value if own else model.size("num_attention_heads"))
+    plain = attention(qkv_bias="attention_bias", out_bias="attention_bias", qk_norm="head")
+    yield from plain(model, replace(layer, entries=(entry,)))
+    yield Part(role="attention", size=matrix(model.hidden, entry.query_heads), layer=layer.index,
+               pieces=entry.query_heads, quantised=True)  # fmt: skip
+
+
+def _moe_layers_enum(model: Model, layer: Layer) -> bool:
+    """Step-3.5: the layers that moe_layers_enum lists, in a word or a list; else all but three."""
+    found = model.keys.find("moe_layers_enum")
+    if found is None:
+        return layer.index >= 3
+    value, by = found
+    listed = value.split(",") if isinstance(value, str) else value
+    if not isinstance(listed, list) or len(listed) > MAX_LAYERS:
+        raise refuse(f"{by} is not a list of layers")
+    return str(layer.index) in {str(one).strip() for one in listed}
+
+
 def _split_values(model: Model) -> int:
     """MiniCPM3: hidden_size / num_attention_heads where v_head_dim is null."""
     return model.number("v_head_dim") or model.hidden // model.size("num_attention_heads")
 
 
-_DSA = {"mixer": all_of(latent(), _indexer)}
+_DSA: dict[str, Any] = {"mixer": all_of(latent(), _indexer)}
 _M3_EXPERTS = experts(
     width=width_of("intermediate_size"),
     number=key("num_local_experts", "num_experts"),
@@ -261,5 +296,12 @@ LATENT: dict[str, Recipe] = {
         mixer=all_of(attention(qk_norm="head"), _block_indexer),
         feed=either(listed_sparse(_moe_layer_freq), _M3_EXPERTS,
                     mlp(width=width_of("dense_intermediate_size")))),
+    "step3p5": Recipe(
+        mixer=_gated_heads,
+        feed=either(listed_sparse(_moe_layers_enum),
+                    experts(width=width_of("moe_intermediate_size"),
+                            number=key("moe_num_experts", "n_routed_experts"),
+                            chosen=key("moe_top_k", "num_experts_per_tok"), shared_bias="mlp_bias",
+                            shared=width_of("share_expert_dims", "share_expert_dim")), mlp(bias="mlp_bias"))),
 }  # fmt: skip
 LATENT_LIKE: dict[str, str] = {"kimi_k2": "deepseek_v3", "minimax_m3": "minimax_m3_vl_text"}

@@ -115,8 +115,8 @@ def experts(
                    pieces=wide, quantised=True)  # fmt: skip
         yield Part(role="router", size=matrix(hidden, count, model.flag(router_bias)), layer=at)
         together = shared(model, layer) if shared else 0
-        if together:
-            biased = model.flag(bias) or model.flag(shared_bias)
+        biased = model.flag(bias) or model.flag(shared_bias)
+        if together or (shared and model.flag(shared_bias)):
             size = feed_forward(hidden, together, gated=gated, bias=biased)
             yield Part(role="shared", size=size, layer=at, pieces=together, quantised=True)
             if shared_gate:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from kvtool.weights.dense import DENSE
+from kvtool.weights.hybrids import HYBRIDS
 from kvtool.weights.latent import LATENT, LATENT_LIKE
 from kvtool.weights.pieces import Whole
 from kvtool.weights.recipe import Recipe
 from kvtool.weights.sparse import SPARSE
 from kvtool.weights.towers import TOWERS
 
-RECIPES: dict[str, Recipe] = {**DENSE, **SPARSE, **LATENT}
+RECIPES: dict[str, Recipe] = {**DENSE, **SPARSE, **LATENT, **HYBRIDS}
 LIKE: dict[str, str] = {**LATENT_LIKE}
 """Types outside transformers, and the type whose recipe their published code follows."""
 
