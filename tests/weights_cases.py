@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from weights_cases_plain import CASES_PLAIN
+from weights_cases_states import CASES_STATES
 
 SMALL = {
     "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 50,
@@ -14,6 +15,7 @@ GROUPED = {**SMALL, "num_key_value_heads": 2, "intermediate_size": 56}
 NEOX = {**SMALL, "intermediate_size": 72}
 
 CASES: dict[str, list[dict[str, Any]]] = {
+    **CASES_STATES,
     "llama": [GROUPED, {**GROUPED, "head_dim": 16, "attention_bias": True}, {**GROUPED, "mlp_bias": True},
               {**GROUPED, "tie_word_embeddings": True, "num_key_value_heads": 4}],
     "mistral": [{**GROUPED, "sliding_window": None}, {**GROUPED, "sliding_window": None, "head_dim": 16}],

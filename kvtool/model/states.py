@@ -138,11 +138,11 @@ def query_or(keys: Keys, name: str) -> Known:
 def delta_attention(keys: Keys, place: Place) -> LayerCache:
     """Kimi delta attention: heads × dim × dim, convolution over q, k and v (arXiv 2510.26692)."""
     section = keys.section("linear_attn_config")
-    heads = section.maybe("num_heads") or keys.need("linear_num_heads", "num_attention_heads")
-    dim = section.maybe("head_dim") or keys.need("linear_head_dim", "head_dim")
-    kernel = section.maybe("short_conv_kernel_size") or keys.need(
-        "linear_conv_kernel_dim", "short_conv_kernel_size"
-    )
+    own = keys.maybe("linear_num_heads") or keys.need("num_attention_heads")
+    heads = section.maybe("num_heads") or own
+    dim = section.maybe("head_dim") or keys.maybe("linear_head_dim") or keys.need("head_dim")
+    taps = keys.maybe("linear_conv_kernel_dim") or keys.need("short_conv_kernel_size")
+    kernel = section.maybe("short_conv_kernel_size") or taps
     states = (
         conv([(3 * heads.value * dim.value, heads.value)], kernel),
         recurrent(keys, heads.value * dim.value**2, heads.value),

@@ -104,9 +104,11 @@ def experts(
     shared_gate: bool = False,
     gated: bool = True,
     bias: Flag = False,
+    shared_bias: Flag = False,
     router_bias: Flag = False,
 ) -> Piece:
-    """Routed experts, the router, and experts that every token meets: `shared` is their width together."""
+    """Routed experts, the router, and experts that every token meets: `shared` is their width together,
+    `shared_bias` their biases where the routed ones have none."""
 
     def piece(model: Model, layer: Layer) -> Iterator[Part]:
         hidden, count, wide = model.hidden, number(model), width(model, layer)
@@ -119,8 +121,9 @@ def experts(
                    pieces=wide, quantised=True)  # fmt: skip
         yield Part(role="router", size=matrix(hidden, count, model.flag(router_bias)), layer=at)
         together = shared(model, layer) if shared else 0
-        if together:
-            size = feed_forward(hidden, together, gated=gated, bias=model.flag(bias))
+        biased = model.flag(bias) or model.flag(shared_bias)
+        if together or (shared and model.flag(shared_bias)):
+            size = feed_forward(hidden, together, gated=gated, bias=biased)
             yield Part(role="shared", size=size, layer=at, pieces=together, quantised=True)
             if shared_gate:
                 yield Part(role="router", size=matrix(hidden, 1), layer=at)
@@ -157,17 +160,23 @@ def last_norm(*, bias: bool = False, weight: Flag = True) -> Whole:
     return whole
 
 
-def words(*, positions: int | None = None, head_bias: Flag = False) -> Whole:
+def words(
+    *,
+    positions: int | None = None,
+    head_bias: Flag = False,
+    tied: Callable[[Model], bool] = lambda model: model.tied,
+) -> Whole:
     """The embedding table and the head, which is the table where they are tied.
 
-    `positions`: learned positions, so many more than the maximum context.
+    `positions`: learned positions, so many more than the maximum context. `tied`: for classes that do
+    not go by tie_word_embeddings.
     """
 
     def whole(model: Model) -> Iterator[Part]:
         hidden, known = model.hidden, model.size("vocab_size")
         biased = model.flag(head_bias)
         head = Part(role="head", size=matrix(hidden, known, biased), pieces=known)
-        if not model.tied:
+        if not tied(model):
             yield Part(role="embedding", size=Size(known * hidden), pieces=known)
         yield head
         if positions is not None:
@@ -178,7 +187,7 @@ def words(*, positions: int | None = None, head_bias: Flag = False) -> Whole:
 
 
 def all_of(*pieces: Piece) -> Piece:
-    """One after the other."""
+    """One after the other; nothing where none is named."""
 
     def piece(model: Model, layer: Layer) -> Iterator[Part]:
         for one in pieces:
