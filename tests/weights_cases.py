@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from weights_cases_towers import CASES_TOWERS
+
 SMALL = {
     "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 50,
     "max_position_embeddings": 24, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
@@ -37,3 +39,4 @@ CASES: dict[str, list[dict[str, Any]]] = {
                   {**GROUPED, "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2,
                    "decoder_sparse_step": 2, "attention_bias": True, "tie_word_embeddings": True}],
 }  # fmt: skip
+CASES |= CASES_TOWERS

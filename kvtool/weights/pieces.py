@@ -40,7 +40,9 @@ def attention(
         out = matrix(queries * entry.v_head_dim, hidden, model.flag(out_bias))
         k = matrix(hidden, kv * entry.k_head_dim, biased)
         v = matrix(hidden, kv * entry.v_head_dim, biased)
-        here = Part(role="attention", size=q + out, layer=layer.index, pieces=queries, quantised=True)
+        here = Part(
+            role="attention", size=q + out, layer=layer.index, pieces=queries, quantised=True
+        )
         yield here
         yield replace(here, size=k + v, pieces=kv)
         if qk_norm == "head":
@@ -68,12 +70,28 @@ def width_of(*names: str, times: int = 0) -> Width:
     return width
 
 
-def feed_forward(
-    hidden: int, width: int, *, gated: bool, bias: bool = False
-) -> Size:
+def feed_forward(hidden: int, width: int, *, gated: bool, bias: bool = False) -> Size:
     """An MLP's matrices up, with a gate beside, and down."""
     ups = matrix(hidden, width, bias) * (1 + gated)
     return ups + matrix(width, hidden, bias)
+
+
+def stack(
+    role: Role,
+    count: int,
+    *,
+    mixing: Size,
+    heads: int,
+    feeding: Size,
+    columns: int,
+    vectors: int,
+    quantised: bool = False,
+) -> Iterator[Part]:
+    """All layers of a tower or an encoder, which are alike: `mixing`, `feeding` and `vectors` of one of
+    them. `heads` and `columns` are the pieces that each is cut into."""
+    yield Part(role=role, size=mixing * count, pieces=heads, quantised=quantised)
+    yield Part(role=role, size=feeding * count, pieces=columns, quantised=quantised)
+    yield Part(role=role, size=Size(vectors * count))
 
 
 def mlp(

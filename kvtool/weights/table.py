@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from kvtool.weights.crossing import CROSSING
 from kvtool.weights.dense import DENSE
+from kvtool.weights.inside import INSIDE
 from kvtool.weights.pieces import Whole
 from kvtool.weights.recipe import Recipe
 from kvtool.weights.sparse import SPARSE
 from kvtool.weights.towers import TOWERS
 
-RECIPES: dict[str, Recipe] = {**DENSE, **SPARSE}
+RECIPES: dict[str, Recipe] = {**DENSE, **SPARSE, **CROSSING, **INSIDE}
 LIKE: dict[str, str] = {}
 """Types outside transformers, and the type whose recipe their published code follows."""
 
