@@ -14,6 +14,7 @@ TEXT = {
 LLAMA: Config = {"model_type": "llama", **TEXT}
 GEMMA: Config = {"model_type": "gemma", **TEXT, "head_dim": 8}
 MISTRAL: Config = {"model_type": "mistral", **TEXT, "sliding_window": None}
+MINISTRAL: Config = {"model_type": "ministral3", **TEXT, "head_dim": 8}
 QWEN2: Config = {"model_type": "qwen2", **TEXT}
 GEMMA3: Config = {"model_type": "gemma3_text", **TEXT, "head_dim": 8}
 GEMMA4: Config = {
@@ -162,7 +163,9 @@ CASES_TOWERS: dict[str, list[Config]] = {
                around(LLAMA4, LLAMA4_VIT, **TIED)],
     "llava": llava(),
     "llava_next": llava(image_grid_pinpoints=[[24, 12]]),
-    "mistral3": [around(MISTRAL, PIXTRAL), around(MISTRAL, {**PIXTRAL, "patch_size": [4, 2]},
+    "ministral3": [TEXT, {**TEXT, "head_dim": 6, "num_key_value_heads": 4, **TIED}],
+    "mistral3": [
+        around({**MINISTRAL, **TIED}, PIXTRAL, **UNTIED),around(MISTRAL, PIXTRAL), around(MISTRAL, {**PIXTRAL, "patch_size": [4, 2]},
                         spatial_merge_size=3, multimodal_projector_bias=True, **UNTIED),
                  around(MISTRAL, SIGLIP, vision_feature_layer=[-1, -2, -3]), {}, around(LLAMA)],
     "mllama": [around(MLLAMA, MLLAMA_VIT), around({**MLLAMA, **TIED, "cross_attention_layers": []}, {
