@@ -89,14 +89,6 @@ class Model:
         for index in range(count):
             yield Layer(index=index, count=count, entries=tuple(by_module.get(index, ())))
 
-    def outer(self, *names: str) -> Any:
-        """A key of the whole model: of the outermost level first."""
-        for raw in (*self.level.above, self.keys.raw):
-            for name in names:
-                if raw.get(name) is not None:
-                    return raw[name]
-        return None
-
 
 def model_of(config: Mapping[str, Any], shape: ModelShape) -> Model:
     """`shape` is read from the same config."""
