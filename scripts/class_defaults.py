@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtool.model.nested import NESTED
-from kvtool.weights.table import RECIPES
+from kvtool.weights.table import RECIPES, TOWERS
 
 PRESETS = Path(__file__).resolve().parents[1] / "presets"
 TABLE, WEIGHTS = PRESETS / "class_defaults.json", PRESETS / "weight_defaults.json"
@@ -158,13 +158,15 @@ def weight_defaults(types: dict[str, Any]) -> dict[str, Any]:
     """Every plain default of the types that have a recipe, of models around them, and of their towers."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    wanted = set(RECIPES) & set(types)
+    wanted = (set(RECIPES) | set(TOWERS)) & set(types)
     for _ in range(3):  # a model around a model around a decoder
         wanted |= {
             name
             for name, row in types.items()
             if row.get("generates")
-            and any(k in NESTED and n["model_type"] in wanted for k, n in row.get("nested", {}).items())
+            and any(
+                k in NESTED and n["model_type"] in wanted for k, n in row.get("nested", {}).items()
+            )
         }
     for _ in range(3):
         inner = [types[name].get("nested", {}).values() for name in wanted]
@@ -178,8 +180,17 @@ def all_defaults(cls: Any) -> dict[str, Any]:
     for field in dataclasses.fields(cls):
         value = default_of(field)
         value = list(value) if isinstance(value, tuple) else value
-        if field.name not in COMMON and not field.name.endswith(NOISE) and plain(value) and value is not None:
+        if (
+            field.name not in COMMON
+            and not field.name.endswith(NOISE)
+            and plain(value)
+            and value is not None
+        ):
             found[field.name] = value
+    for name, spec in cls.sub_configs_defaults.items():  # for a nested config that is left out
+        init = {k: v for k, v in spec.init_kwargs.items() if not k.endswith(NOISE) and plain(v)}
+        if init:
+            found[name] = init
     return found
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from weights_cases_plain import CASES_PLAIN
 from weights_cases_states import CASES_STATES
+from weights_cases_towers import CASES_TOWERS
 
 SMALL = {
     "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 50,
@@ -42,3 +43,4 @@ CASES: dict[str, list[dict[str, Any]]] = {
                    "decoder_sparse_step": 2, "attention_bias": True, "tie_word_embeddings": True}],
     **CASES_PLAIN,
 }  # fmt: skip
+CASES |= CASES_TOWERS

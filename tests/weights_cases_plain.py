@@ -104,13 +104,3 @@ CASES_PLAIN: dict[str, list[dict[str, Any]]] = {
     "hunyuan_v1_moe": [{**QWEN, "head_dim": 16}, {**QWEN, "head_dim": 8, "moe_topk": [1, 2, 2], "attention_bias": True,
                         "tie_word_embeddings": True}],
 }  # fmt: skip
-
-TEXTS_PLAIN: dict[str, list[dict[str, Any]]] = {
-    "qwen3_vl": [{"text_config": {"model_type": "qwen3_vl_text", **one}, "vision_config": VISION, **tied}
-                 for one in ({**GROUPED, "head_dim": 16}, {**BIASED, "head_dim": 8})
-                 for tied in ({}, {"tie_word_embeddings": True})],
-    "qwen3_vl_moe": [{"text_config": {"model_type": "qwen3_vl_moe_text", **one}, "vision_config": VISION}
-                     for one in ({**QWEN, "head_dim": 16}, {**QWEN, "mlp_only_layers": [0], "attention_bias": True},
-                                 {**QWEN, "decoder_sparse_step": 2})],
-}  # fmt: skip
-"""Language models whose classes stand in a composite only: compared without the tower beside them."""

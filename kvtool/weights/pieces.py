@@ -82,6 +82,24 @@ def feed_forward(hidden: int, width: int, *, gated: bool, bias: bool = False) ->
     return ups + matrix(width, hidden, bias)
 
 
+def stack(
+    role: Role,
+    count: int,
+    *,
+    mixing: Size,
+    heads: int,
+    feeding: Size,
+    columns: int,
+    vectors: int,
+    quantised: bool = False,
+) -> Iterator[Part]:
+    """All layers of a tower or an encoder, which are alike: `mixing`, `feeding` and `vectors` of one of
+    them. `heads` and `columns` are the pieces that each is cut into."""
+    yield Part(role=role, size=mixing * count, pieces=heads, quantised=quantised)
+    yield Part(role=role, size=feeding * count, pieces=columns, quantised=quantised)
+    yield Part(role=role, size=Size(vectors * count))
+
+
 def mlp(
     *, width: Width = width_of("intermediate_size"), gated: bool = True, bias: Flag = False
 ) -> Piece:
