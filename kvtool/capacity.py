@@ -1,0 +1,108 @@
+"""How many requests, tokens and how long a context a rank's memory for the cache holds, engine by engine.
+
+The arithmetic is that of the rows of `kvtool size`: whole tensors of `ideal` and `transformers`, blocks of
+vLLM. Bytes are of the fullest rank; requests are those of one replica.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from kvtool.cache import CacheLayout
+from kvtool.engine_rows import ROWS
+from kvtool.errors import KvtoolError
+from kvtool.query import Query
+from kvtool.run import Row
+from kvtool.size_row import Case, Subject, VllmOptions
+
+LONGEST = 2**24
+"""Tokens that are looked for where the model states no maximum."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """A model's cache in an engine, on the ranks of one replica. `encoder` tokens are a request's."""
+
+    subject: Subject
+    engine: str
+    layout: CacheLayout
+    options: VllmOptions
+    encoder: int = 0
+
+    def row(self, context: int, kv_bytes: int | None = None) -> Row:
+        """The row of `kvtool size` for one request of this context."""
+        case = Case(
+            engine=self.engine, context=context, encoder=self.encoder, batch=1, layout=self.layout
+        )
+        options = replace(self.options, kv_memory=kv_bytes)
+        return ROWS[self.engine].row(self.subject, Query(vllm=options), case)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What a rank's memory holds of requests of one context. Blocks are None where an engine has none."""
+
+    context: int
+    request_bytes: int
+    max_concurrency: float
+    """Requests of one replica at a time; below 1: not even one."""
+    kv_tokens: int
+    """Concurrency × context, as vLLM prints it."""
+    num_blocks: int | None
+    bytes_per_block: int | None
+    block_size: int | None
+
+
+def capacity(holder: Holder, context: int, kv_bytes: int) -> Capacity:
+    """Of `kv_bytes`, which may be negative: then nothing is held."""
+    row = holder.row(context, kv_bytes if holder.engine == "vllm" and kv_bytes > 0 else None)
+    request = row.get("one_request_bytes") or row["per_gpu_bytes"]
+    if request is None:
+        raise KvtoolError(
+            f"{holder.subject.name}: vLLM does not start: {row['reason']}",
+            "no memory helps: it refuses this mix of layers with these options (--dcp, --hybrid)",
+            code="does_not_fit",
+        )
+    room = max(0, kv_bytes)
+    block = row.get("bytes_per_block")
+    if block:
+        held = room // block / row["blocks_per_request"]
+        # vLLM sets one block aside before it asks whether a request fits, and counts it all the same.
+        held = held if row["blocks_per_request"] * block <= room - block else min(held, 0.999)
+    else:
+        held = room / request if request else math.inf
+    return Capacity(
+        context=context,
+        request_bytes=request,
+        max_concurrency=held,
+        kv_tokens=int(held * context) if math.isfinite(held) else 0,
+        num_blocks=room // block if block else None,
+        bytes_per_block=block,
+        block_size=row["block_size"],
+    )
+
+
+def max_context(holder: Holder, kv_bytes: int, users: int = 1) -> int:
+    """The longest context of which so many requests fit together; 0 if not even one token does."""
+    top = holder.layout.shape.max_context or LONGEST
+    return longest(lambda tokens: holds(holder, tokens, kv_bytes, users), top)
+
+
+def holds(holder: Holder, context: int, kv_bytes: int, users: int) -> bool:
+    """Whether so many requests of this context fit; with blocks one is set aside."""
+    row = holder.row(context)
+    request = row.get("one_request_bytes") or row["per_gpu_bytes"] or 0
+    return users * request <= kv_bytes - (row.get("bytes_per_block") or 0)
+
+
+def longest(fits: Callable[[int], bool], limit: int) -> int:
+    """The largest number up to a limit that fits, by bisection; 0 if none does."""
+    if fits(limit):
+        return limit
+    low, high = 0, limit - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low

@@ -1,0 +1,151 @@
+"""How fast a model decodes on a GPU, by the roofline: what a step reads over the bandwidth, or what it computes
+over the rate, whichever takes longer (Williams et al., "Roofline", CACM 52(4), 2009).
+
+A step reads the weights once and the cache of every request in it. Figures are of the fullest rank; ranks
+work side by side, what they exchange takes no time, and pipeline stages come one after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvtool.cache import CacheLayout
+from kvtool.engines import ideal
+from kvtool.model.shape import LayerCache
+from kvtool.step_law import OVERHEAD_NS, READ_EFFICIENCY
+
+COMPUTE_EFFICIENCY = 0.5
+"""Share of the peak that matrices reach in a step: an estimate, as for a prefill."""
+MOST_BATCH = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loads:
+    """What a step meets on the fullest rank of one pipeline stage, per replica."""
+
+    dense_bytes: float
+    """Weights that every token meets, without the embedding table."""
+    expert_bytes: float
+    """All routed experts that the rank holds."""
+    experts: int
+    chosen: int
+    token_flops: float
+    """Of one token: two for each parameter that it is multiplied by, the head's too."""
+    layout: CacheLayout
+
+    def weights_bytes(self, batch: float) -> float:
+        """Read in a step of so many tokens: of the experts those that some token chooses, on average, if all
+        are chosen alike."""
+        missed = (1 - self.chosen / self.experts) ** batch if self.experts > 1 else 0.0
+        return self.dense_bytes + self.expert_bytes * (1 - missed)
+
+    def cache_bytes(self, context: int) -> int:
+        """Read for one request."""
+        return ideal.size(self.layout, context=max(1, context), encoder=0).rank_bytes
+
+    def attention_flops(self, context: int) -> float:
+        """Of one token with so many before it."""
+        layout = self.layout
+        whole = sum(pair_flops(entry) * _seen(entry, context) for entry in layout.shape.layers)
+        return whole / layout.tp / layout.pp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A rank's peaks, and the shares of them that are reached."""
+
+    bandwidth: float
+    flops: float
+    read_efficiency: float = READ_EFFICIENCY
+    compute_efficiency: float = COMPUTE_EFFICIENCY
+    overhead_s: float = OVERHEAD_NS / 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """A decode step of so many requests, each of this context."""
+
+    batch: float
+    context: int
+    tpot_s: float
+    output_tokens_per_s: float
+    weights_bytes: float
+    cache_bytes: float
+    flops: float
+    binds: str
+    """`bandwidth` or `compute`."""
+
+
+def speed(loads: Loads, machine: Machine, *, batch: float, context: int) -> Speed:
+    """Seconds of a token of each request, and tokens a second of the replica."""
+    pp = loads.layout.pp
+    part = batch / pp  # of the requests on each stage at a time
+    weights, cache = loads.weights_bytes(part), part * loads.cache_bytes(context)
+    flops = part * (loads.token_flops + loads.attention_flops(context))
+    reading = (weights + cache) / machine.bandwidth / machine.read_efficiency
+    computing = flops / machine.flops / machine.compute_efficiency
+    step = machine.overhead_s / pp + max(reading, computing)
+    return Speed(
+        batch=batch,
+        context=context,
+        tpot_s=pp * step,
+        output_tokens_per_s=batch / (pp * step),
+        weights_bytes=weights,
+        cache_bytes=cache,
+        flops=flops,
+        binds="bandwidth" if reading >= computing else "compute",
+    )
+
+
+def memory_bound_below(loads: Loads, machine: Machine, context: int) -> int | None:
+    """The least batch at which computing takes as long as reading; None: at no batch does it."""
+
+    def computes(batch: int) -> bool:
+        return speed(loads, machine, batch=batch, context=context).binds == "compute"
+
+    if not computes(MOST_BATCH):
+        return None
+    low, high = 1, MOST_BATCH
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if computes(middle) else (middle + 1, high)
+    return low
+
+
+def ridge(machine: Machine) -> float:
+    """FLOPs a byte above which the peak rate, not the peak bandwidth, is the limit."""
+    return machine.flops / machine.bandwidth
+
+
+def attention_intensity(loads: Loads, context: int) -> float | None:
+    """FLOPs of attention a byte of cache: the GQA ratio in 16 bits, whatever batch and context."""
+    cache = loads.cache_bytes(context) - _states(loads)
+    return loads.attention_flops(context) / cache if cache > 0 else None
+
+
+def _states(loads: Loads) -> int:
+    """Constant states are read like a cache, but nothing attends to them."""
+    return ideal.size(loads.layout, context=1, encoder=0).state_bytes // loads.layout.tp
+
+
+def weights_intensity(loads: Loads, batch: float) -> float:
+    """FLOPs of the weights a byte of them: about the batch in 16 bits."""
+    return batch * loads.token_flops / loads.weights_bytes(batch)
+
+
+def pair_flops(entry: LayerCache) -> int:
+    """FLOPs of one query token and one that it attends to: scores and weighted sum.
+
+    A latent is attended to as it is cached, its expansion absorbed into the projections (DeepSeek-V2,
+    arXiv 2405.04434, section 2.1.2): the query heads meet the latent and the RoPE key, and sum the latent.
+    """
+    if entry.kind == "latent":
+        return 2 * entry.query_heads * (2 * entry.k_head_dim + entry.v_head_dim)
+    return 2 * entry.query_heads * (entry.mha_k_dim + entry.mha_v_dim)
+
+
+def _seen(entry: LayerCache, context: int) -> int:
+    if entry.kind in ("linear", "cross", "indexer"):
+        return 0
+    seen = context if entry.window is None else min(context, entry.span or entry.window)
+    return seen // entry.stride

@@ -1,0 +1,225 @@
+"""What of a GPU's memory is left for the cache, line by line, and what it holds: the rows of `kvtool plan`.
+
+Bytes are of one rank, the fullest; they are never summed over ranks. A budget below zero is a shortfall and
+holds nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from kvtool.capacity import Capacity, Holder, capacity, max_context
+from kvtool.decode_speed import Loads, Machine, Speed, speed
+from kvtool.run import Row
+
+if TYPE_CHECKING:
+    from kvtool.catalog import GpuPreset
+
+HOUR = 3600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """Bytes that a rank has (the first line) or gives away, at least, at best and at most, and why."""
+
+    name: str
+    low: int
+    best: int
+    high: int
+    basis: str
+
+
+def fixed(name: str, count: int, basis: str) -> Line:
+    """What is known to the byte."""
+    return Line(name=name, low=count, best=count, high=count, basis=basis)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """What a rank has, what it gives away, and what is left: below zero, what is missing."""
+
+    has: Line
+    gives: tuple[Line, ...]
+
+    @property
+    def low(self) -> int:
+        """Left if little is there and all else takes most."""
+        return self.has.low - sum(line.high for line in self.gives)
+
+    @property
+    def best(self) -> int:
+        """Left as is expected."""
+        return self.has.best - sum(line.best for line in self.gives)
+
+    @property
+    def high(self) -> int:
+        """Left if all else takes least."""
+        return self.has.high - sum(line.low for line in self.gives)
+
+    def of(self, name: str) -> int:
+        """Bytes of a line at best."""
+        return next((line.best for line in self.gives if line.name == name), 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanCase:
+    """A model on GPUs of one kind: `replicas` of tp × pp ranks each."""
+
+    holder: Holder
+    gpu: GpuPreset
+    replicas: int
+    memory: MemoryPlan
+    context: int
+    users: int | None = None
+    """Requests that are to run at a time, all replicas together."""
+    max_num_seqs: int | None = None
+    """Of a replica."""
+    loads: Loads | None = None
+    """None: what a step reads or computes is not known."""
+    machine: Machine | None = None
+    usd_per_hour: float | None = None
+    """Of one GPU."""
+    echo: Row = field(default_factory=dict)
+
+    @property
+    def gpus(self) -> int:
+        """All of them."""
+        layout = self.holder.layout
+        return self.replicas * layout.tp * layout.pp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """What became of a case."""
+
+    case: PlanCase
+    holds: Capacity
+    fits: bool
+    binds: str
+    """What is in the way, or what would be next: weights, overhead, context, users, max_num_seqs or kv."""
+    missing_bytes: int
+    """A rank's shortfall for what was asked; 0 if it fits."""
+    longest: int | None
+    """The longest context of the users asked for, one a replica if none was; None: not looked for."""
+    speed: Speed | None
+
+
+def planned(case: PlanCase, *, look_for_context: bool = True) -> Planned:
+    """The case, worked out."""
+    budget = case.memory.best
+    holds = capacity(case.holder, case.context, budget)
+    each = 1 if case.users is None else math.ceil(case.users / case.replicas)
+    needed = each * holds.request_bytes
+    missing = max(0, needed - budget) if budget > 0 else needed - budget
+    fits = holds.max_concurrency >= each
+    if not fits:
+        missing = max(missing, 1)
+    return Planned(
+        case=case,
+        holds=holds,
+        fits=fits,
+        binds=_binds(case, holds, each),
+        missing_bytes=0 if fits else missing,
+        longest=max_context(case.holder, budget, each) if look_for_context and budget > 0 else None,
+        speed=_speed(case, holds, each),
+    )
+
+
+def _binds(case: PlanCase, holds: Capacity, each: int) -> str:
+    memory = case.memory
+    if memory.has.best <= memory.of("weights"):
+        return "weights"
+    if memory.best <= 0:
+        return "overhead"
+    if holds.max_concurrency < 1:
+        return "context"
+    if holds.max_concurrency < each:
+        return "users"
+    if case.max_num_seqs is not None and case.max_num_seqs < holds.max_concurrency:
+        return "max_num_seqs"
+    return "kv"
+
+
+def running(case: PlanCase, holds: Capacity, each: int) -> int:
+    """Requests of a replica that a speed is told of: those asked for, else as many as fit."""
+    most = math.floor(holds.max_concurrency) if math.isfinite(holds.max_concurrency) else each
+    if case.users is not None:
+        return each
+    return max(1, min(most, case.max_num_seqs or most))
+
+
+def _speed(case: PlanCase, holds: Capacity, each: int) -> Speed | None:
+    if case.loads is None or case.machine is None or holds.max_concurrency < 1:
+        return None
+    batch = running(case, holds, each)
+    return speed(case.loads, case.machine, batch=batch, context=case.context)
+
+
+def plan_row(found: Planned) -> Row:
+    """The row: bytes of a rank, requests and tokens a second of all replicas."""
+    case, holds = found.case, found.holds
+    layout, memory = case.holder.layout, case.memory
+    price = None if case.usd_per_hour is None else case.usd_per_hour * case.gpus
+    return {
+        "model": case.holder.subject.name,
+        "model_type": layout.shape.model_type,
+        "source": case.holder.subject.source,
+        "engine": case.holder.engine,
+        "gpu": case.gpu.id,
+        "gpus": case.gpus,
+        "tp": layout.tp,
+        "pp": layout.pp,
+        "dp": case.replicas,
+        "dcp": layout.dcp,
+        "dtype": layout.dtype.name,
+        "kv_dtype": layout.kv.name,
+        **case.echo,
+        "context_tokens": case.context,
+        "users": case.users,
+        "max_num_seqs": case.max_num_seqs,
+        "usable_bytes": memory.has.best,
+        "weights_bytes": memory.of("weights"),
+        "memory": [_line(memory.has), *map(_line, memory.gives)],
+        "kv_budget_bytes": {"low": memory.low, "best": memory.best, "high": memory.high},
+        "request_bytes": holds.request_bytes,
+        "num_blocks": holds.num_blocks if memory.best > 0 else 0,
+        "bytes_per_block": holds.bytes_per_block,
+        "block_size": holds.block_size,
+        "kv_tokens": holds.kv_tokens,
+        "max_concurrency": holds.max_concurrency * case.replicas,
+        "max_context": found.longest,
+        "fits": found.fits,
+        "binds": found.binds,
+        "missing_bytes": found.missing_bytes,
+        **speed_fields(found.speed, case.replicas, price),
+        "usd_per_hour": price,
+    }
+
+
+def speed_fields(found: Speed | None, replicas: int, price: float | None) -> Row:
+    """Speed and cost of all replicas."""
+    rate = None if found is None else found.output_tokens_per_s * replicas
+    return {
+        "batch": None if found is None else found.batch,
+        "tpot_s": None if found is None else found.tpot_s,
+        "output_tokens_per_s": rate,
+        "step_binds": None if found is None else found.binds,
+        "usd_per_million_tokens": None if not rate or price is None else price / HOUR / rate * 1e6,
+        "tokens_per_usd": None if not rate or not price else rate * HOUR / price,
+    }
+
+
+def _line(line: Line) -> dict[str, Any]:
+    return {
+        "name": line.name, "low": line.low, "best": line.best, "high": line.high, "basis": line.basis,
+    }  # fmt: skip
+
+
+def usable_line(total: tuple[int, int, int], utilization: float, basis: str) -> Line:
+    """What an engine may use of a GPU: the part of its memory that --gpu-memory-utilization allows."""
+    part = Fraction(str(utilization))
+    low, best, high = (int(one * part) for one in total)
+    return Line(name="usable", low=low, best=best, high=high, basis=f"{utilization:g} × {basis}")

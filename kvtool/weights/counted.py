@@ -1,0 +1,86 @@
+"""What of a model's parameters multiplies a token, and what a model has that is known by its bytes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvtool import catalog
+from kvtool.dtypes import Dtype
+from kvtool.errors import usage_error
+from kvtool.model.nested import language_part
+from kvtool.model.shape import ModelShape
+from kvtool.units import format_bytes
+from kvtool.weights.counting import not_counted, parts_of
+from kvtool.weights.parts import TEXT, Part
+
+QUANTISED = ("quantization_config", "compression_config", "hf_quant_config")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """Parameters of a whole model, and which of them a token of text meets."""
+
+    total: int
+    matrices: int
+    """Of the layers, without norms and biases: each multiplies every token once; of experts those chosen."""
+    head: int
+    """The matrix from hidden state to words; the embedding table itself where it is tied."""
+    looked_up: int
+    """Of the embedding table where it is not the head: then it stands beside the matrices too."""
+    resident: int
+    """`matrices` with all experts."""
+
+
+def count(name: str, config: Mapping[str, Any], shape: ModelShape) -> Counted:
+    """By the recipe of its type; KvtoolError, by `name`, for one without."""
+    return summed(parts_of(name, config, shape))
+
+
+def summed(parts: Iterable[Part]) -> Counted:
+    """Parts as one count."""
+    parts = tuple(parts)
+    layers = [part for part in parts if part.role in TEXT and part.role not in ("embedding", "head")]
+    return Counted(
+        total=sum(part.size.count for part in parts),
+        matrices=sum(part.active.matrices for part in layers),
+        head=sum(part.size.matrices for part in parts if part.role == "head"),
+        looked_up=sum(part.size.count for part in parts if part.role == "embedding"),
+        resident=sum(part.size.matrices for part in layers),
+    )
+
+
+def of_bytes(
+    name: str, config: Mapping[str, Any], shape: ModelShape, dtype: Dtype, weights: int
+) -> tuple[Counted, str]:
+    """What a dense model that is not counted has by the bytes of its weights, and the note on it.
+
+    Of all parameters, the embedding table multiplies nothing; the rest is taken to be matrices.
+    A config that does not say so is tied: transformers writes tie_word_embeddings if it is false.
+    """
+    part = language_part(config, catalog.class_defaults()["types"])
+    quantised = next((key for key in QUANTISED if part.anywhere(key) is not None), "")
+    stated = part.anywhere("dtype", "torch_dtype")
+    if quantised or (shape.dtype is None and stated not in (None, "", "auto")):
+        raise not_counted(name, f"its config has {quantised or str(stated)[:40]}: bytes do not tell")
+    total = weights * 8 // dtype.bits
+    hidden, words = part.keys.maybe("hidden_size"), part.keys.maybe("vocab_size")
+    head = hidden.value * words.value if hidden and words else 0
+    tied = part.anywhere("tie_word_embeddings") in (None, True)
+    tables = head if tied else 2 * head
+    if total <= tables:
+        raise usage_error(
+            f"--weights: {format_bytes(weights)} in {dtype.name} are {total:,} parameters, and the "
+            f"embeddings of {name} alone have {tables:,}",
+            "give the bytes of the whole model",
+        )
+    less = f"less {tables:,} of embeddings" if tables else "embeddings included"
+    found = Counted(
+        total=total, matrices=total - tables, head=head, looked_up=0 if tied else head,
+        resident=total - tables,
+    )  # fmt: skip
+    return found, (
+        f"{name}: its parameters are an estimate: {format_bytes(weights)} in {dtype.name} are "
+        f"{total:,}, {less}"
+    )
