@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from textwrap import wrap
 
 from kvtool.run import Row
-from kvtool.simulate import STRETCHES, Timeline
+from kvtool.timeline import STRETCHES, Timeline
 from kvtool.view import Chart, Charts, Line
 
 LETTERS = 100
