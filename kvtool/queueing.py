@@ -57,9 +57,8 @@ def queue_row(arrivals: Column, lengths: Sequence[int], most: int | None = None)
 
 
 def is_doubtful(row: Row) -> bool:
-    """Whether a queue may have no end though its growth does not show it: it grew, or arrivals were over
-    before the first answers."""
-    if row["queue_grows"] or row["arrivals_per_s"] is None:
+    """Whether a queue may have no end, though its growth may not show it: it is longer than it was."""
+    if row["arrivals_per_s"] is None:
         return False
     return bool(row["queue_end"] > FEW_WAIT and row["queue_end"] > row["queue_mid"])
 

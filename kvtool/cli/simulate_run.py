@@ -171,7 +171,11 @@ def _name(case: Case, cases: Sequence[Case]) -> str:
     for name in ("preemption", "index", "policy"):
         if len({getattr(one.settings, name) for one in cases}) > 1:
             words.append(getattr(case.settings, name))
-    for name in ("cpu_blocks", "num_blocks", "block_size", "max_num_seqs", "max_batched_tokens"):
+    sizes = ["cpu_blocks", "num_blocks", "block_size", "max_num_seqs", "max_batched_tokens"]
+    pools = {(one.scheduler, one.settings.num_blocks) for one in cases}
+    if len(pools) == len({one.scheduler for one in cases}):  # static needs no null block
+        sizes.remove("num_blocks")
+    for name in sizes:
         if len({getattr(one.settings, name) for one in cases}) > 1:
             words.append(f"{name.replace('_', ' ')} {getattr(case.settings, name):,}")
     return ", ".join(words)
