@@ -95,6 +95,8 @@ def _run_case(
     row = _row(case, found, words)
     done.rows.append(row)
     done.last = found
+    if not found.interrupted:
+        row |= beyond(case, row, words.seed)
     for text in notes_of(row, interrupted=found.interrupted):
         done.told.setdefault(text, []).append(len(done.rows))
     if drawn and len(done.lines) < MOST_LINES:
@@ -117,7 +119,6 @@ def _row(case: Case, found: Replay, words: Words) -> Row:
             found, case.requests, case.settings, case.bytes_per_token, scheduler=case.scheduler
         )
     row |= goals_of(found, words.slo, row, case.priced_usd) | growth(found)
-    row |= beyond(case, row, words.seed)
     return {
         "trace": case.name if case.is_file else None,
         "workload": None if case.is_file else case.name,
