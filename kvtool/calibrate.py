@@ -33,6 +33,11 @@ MOST_RUN_BYTES = 1 << 26
 UNRESOLVED = "context not resolved: run bench decode with several --prompt-tokens"
 TERMS, CONTEXT = 3, 2
 """Base, tokens and context; the place of the last."""
+ALL_TERMS = tuple(
+    kept for size in range(TERMS, 0, -1) for kept in itertools.combinations(range(TERMS), size)
+)
+WORST = 0.8
+"""A law that is off by more is none."""
 Points = list[tuple[float, float, float]]
 
 
@@ -83,11 +88,21 @@ def calibrated(path: str) -> Fit:
         )
     several = len({row["prompt_tokens"] for row in rows}) > 1
     resolved = several and _is_resolved(points, fitted, CONTEXT)
+    if not resolved:  # what is noise in a few batches would be the whole time of many
+        fitted = _fitted(points, ((0, 1), (0,), (1,))) or fitted
     base, token, context = (term * SECOND_NS for term in fitted)
     law = StepTime(base_ns=round(base), token_ns=round(token, 6), context_ns=round(context, 6))
+    off = _off(law, points)
+    if off > WORST:
+        raise KvtoolError(
+            f"{path}: no law of base, tokens and context fits its times: the best is off by {off:.0%}",
+            "measure again on a quiet machine, with several --batch and --prompt-tokens",
+            code="not_calibrated",
+        )
     fit = _fit_of(run, rows[0])
-    source = _source(law, rows, points, len(measured) - len(rows), resolved=resolved)
-    basis = f"fitted to {fit.of}, as {Path(path).name} has it"
+    source = _source(law, rows, off, len(measured) - len(rows), resolved=resolved)
+    basis = f"fitted to {fit.of}, as {Path(path).name} has it, off by {off:.0%} at most"
+    basis += "" if resolved else "; what context costs is not resolved, and taken to be nothing"
     return replace(
         fit, law=StepLaw(step_time=law, source=f"{Path(path).name}: {source}", basis=basis)
     )
@@ -104,17 +119,22 @@ def _points(rows: Sequence[Row]) -> Points:
 
 
 def _source(
-    law: StepTime, rows: Sequence[Row], points: Points, left_out: int, *, resolved: bool
+    law: StepTime, rows: Sequence[Row], off: float, left_out: int, *, resolved: bool
 ) -> str:
     """The law, what it was fitted to, how far off it is, and where it was tried."""
-    off = max(abs(law.ns(int(t), int(c)) / SECOND_NS / seconds - 1) for t, c, seconds in points)
+    num_points = 2 * len(rows)
     others = f" ({left_out:,} other row{'' if left_out == 1 else 's'} left out)" if left_out else ""
     parts = [
         f"{law.base_ns:,} ns + {_digits(law.token_ns)} a token + {_digits(law.context_ns)} a token of context",
-        f"fitted to {len(points)} measured times with the {rows[0]['cache']} cache{others}, off by {off:.0%} at most",
+        f"fitted to {num_points} measured times with the {rows[0]['cache']} cache{others}, off by {off:.0%} at most",
         f"measured with batches of {_range(rows, 'batch')} and prompts of {_range(rows, 'prompt_tokens')} tokens",
     ]
     return "; ".join(parts if resolved and law.context_ns else [*parts, UNRESOLVED])
+
+
+def _off(law: StepTime, points: Points) -> float:
+    """How far the law is off at most, as a share of the time."""
+    return max(abs(law.ns(int(t), int(c)) / SECOND_NS / seconds - 1) for t, c, seconds in points)
 
 
 def _fit_of(run: Row, row: Row) -> Fit:
@@ -164,7 +184,7 @@ def _is_named(gpu: str, device: str | None) -> bool:
     )
 
 
-def _fitted(points: Points) -> list[float] | None:
+def _fitted(points: Points, among: Sequence[tuple[int, ...]] = ALL_TERMS) -> list[float] | None:
     """Seconds of a step, of a token and of a token of context, none below 0: least squares relative to
     each time. Of the terms those are kept that leave the least. None if they are not told apart."""
     import numpy as np
@@ -174,13 +194,12 @@ def _fitted(points: Points) -> list[float] | None:
     if np.linalg.matrix_rank(relative / np.linalg.norm(relative, axis=0)) < TERMS:
         return None
     tried: list[tuple[float, list[float]]] = []
-    for size in range(TERMS, 0, -1):
-        for kept in itertools.combinations(range(TERMS), size):
-            found = np.zeros(TERMS)
-            found[list(kept)] = np.linalg.lstsq(relative[:, kept], ones, rcond=None)[0]
-            if found.min() >= 0:
-                tried.append((float(((relative @ found - 1) ** 2).sum()), found.tolist()))
-    return min(tried)[1]
+    for kept in among:
+        found = np.zeros(TERMS)
+        found[list(kept)] = np.linalg.lstsq(relative[:, kept], ones, rcond=None)[0]
+        if found.min() >= 0:
+            tried.append((float(((relative @ found - 1) ** 2).sum()), found.tolist()))
+    return min(tried)[1] if tried else None
 
 
 def _is_resolved(points: Points, fitted: Sequence[float], term: int) -> bool:

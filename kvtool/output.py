@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from kvtool import render
-from kvtool.errors import KvtoolError, did_you_mean, missing_matplotlib, usage_error
+from kvtool.errors import INTERRUPTED, KvtoolError, did_you_mean, missing_matplotlib, usage_error
 from kvtool.run import Run
 
 if TYPE_CHECKING:
@@ -97,6 +97,16 @@ class Output:
             self.stdout.flush()
         except BrokenPipeError:
             silence(self.stdout)
+        except KeyboardInterrupt as end:  # a second document behind half of one is none
+            silence(self.stdout)
+            error = KvtoolError(
+                "interrupted while the result was being written",
+                "what its reader has may be cut: run again, or name a file with -o",
+                code="interrupted",
+                exit_code=INTERRUPTED,
+            )
+            error.in_output = True
+            raise error from end
         except OSError as error:
             silence(self.stdout)
             raise write_error(error) from error

@@ -206,10 +206,10 @@ def _rates(prefill: Prefill) -> tuple[float, float]:
 def _checked(gpus: Gpus | None, efficiency: float | None) -> float:
     """The efficiency; refused before a model is read: that, and GPUs without any rate."""
     part = EFFICIENCY if efficiency is None else efficiency
-    if not 0 < part <= 1:
+    if not 1e-3 <= part <= 1:
         raise usage_error(
             f"--efficiency: {part} is out of range",
-            "give the share of the GPU's peak that a prefill reaches, above 0 and up to 1",
+            "give the share of the GPU's peak that a prefill reaches, from 0.001 to 1",
         )
     if gpus and gpus.preset.dense_bf16_tflops is None and gpus.preset.dense_fp16_tflops is None:
         raise _no_rate(gpus.preset.id, "bf16 or fp16", "choose a GPU that has one")

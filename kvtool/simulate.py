@@ -6,11 +6,12 @@ whole nanoseconds a row has in seconds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from kvtool.queueing import NO_GROWTH, looks, queue_row
 from kvtool.requests import SECOND_NS
+from kvtool.timeline import over_time
 
 if TYPE_CHECKING:
     from kvtool.requests import Column, Requests
@@ -20,65 +21,55 @@ if TYPE_CHECKING:
     from kvtool.slo import Slo
 
 PERCENTILES = (50, 90, 99)
-GROWS, FEW_WAIT = 0.1, 10
-"""Of who arrives in the second half, the share that the queue grows by; fewer than so many are no queue."""
-NO_GROWTH = {
-    "arrivals_per_s": None, "queue_mid": None, "queue_later": None, "queue_end": None,
-    "queue_grows": False,
-}  # fmt: skip
-"""Where requests do not come one after the other."""
-STRETCHES = 300
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
-    """Means over equal stretches of time, whose ends are `end_s`."""
-
-    name: str
-    end_s: tuple[float, ...]
-    batch: tuple[float, ...]
-    waiting: tuple[float, ...]
-    used_share: tuple[float, ...]
-    """Of the pool's blocks."""
-    preemptions: tuple[float, ...]
-    """So far."""
-    last_arrival_s: float = 0.0
 
 
 def row_of(
-    found: Replay, requests: Requests, settings: Settings, bytes_per_token: int | None = None
+    found: Replay,
+    requests: Requests,
+    settings: Settings,
+    bytes_per_token: int | None = None,
+    *,
+    scheduler: str | None = None,
 ) -> Row:
     """The row of a run: its settings, its totals, times of requests, and what made them wait.
 
-    `bytes_per_token` of the whole model say how many bytes were swapped.
+    `bytes_per_token` of the whole model say how many bytes were swapped. The scheduler is what the settings
+    say, unless it is static.
     """
+    name = scheduler or ("chunked" if settings.chunked_prefill else "continuous")
+    larger = _larger_than_pool(found, requests, settings, is_static=name == "static")
     block_bytes = None if bytes_per_token is None else bytes_per_token * settings.block_size
     return {
-        "scheduler": "chunked" if settings.chunked_prefill else "continuous",
+        "scheduler": name,
         "requests": len(requests),
         **echo_of(settings),
         **_totals(found),
-        "larger_than_pool": _larger_than_pool(found, requests, settings),
+        "larger_than_pool": larger,
         **rates_of(found, int(found.steps["end_ns"][-1]) if len(found.steps["end_ns"]) else None),
         **times_of(found),
         **_queue(found),
+        **over_time(found, settings),
         "swapped_bytes": None if block_bytes is None else found.swapped_blocks * block_bytes,
     }
 
 
 def goals_of(found: Replay, slo: Slo | None, row: Row, priced_usd: float | None) -> Row:
     """Which requests met an objective, what a dollar buys, and whether the queue has an end."""
-    from kvtool.slo import NAMES, met
+    from kvtool.slo import NAMES, met, met_each
 
     limits = slo.limits if slo else {}
     goals: Row = {
         f"slo_{name}_s": limits[name] / SECOND_NS if name in limits else None for name in NAMES
     }
+    each = met_each(slo, found) if slo else {}
+    goals |= {
+        f"slo_{name}_met_share": _mean(each[name]) if name in each else None for name in NAMES
+    }
     share = goodput = None
     if slo is not None:
         good = met(slo, found)
-        share = float(good.mean()) if len(good) else 0.0
-        goodput = _goodput(float(good.sum()), share, found, row["span_s"])
+        share = _mean(good)
+        goodput = float(good.sum()) / row["span_s"] if row["span_s"] else None
     rate = row["output_tokens_per_s"]
     return {
         **goals,
@@ -90,14 +81,8 @@ def goals_of(found: Replay, slo: Slo | None, row: Row, priced_usd: float | None)
     }
 
 
-def _goodput(met: float, share: float, found: Replay, span_s: float) -> float | None:
-    """Requests a second within the objective: that share of those that arrive; the time in which the last
-    ones are served counts only where all came at once."""
-    arrivals = found.arrival_ns[found.arrival_ns >= 0]
-    arriving_s = (int(arrivals.max()) - int(arrivals.min())) / SECOND_NS if len(arrivals) else 0.0
-    if arriving_s and len(arrivals) == len(found.arrival_ns):
-        return share * (len(arrivals) - 1) / arriving_s
-    return met / span_s if span_s else None
+def _mean(good: Any) -> float:
+    return float(good.mean()) if len(good) else 0.0
 
 
 def growth_of(found: Replay) -> Row:
@@ -111,63 +96,6 @@ def growth_of(found: Replay) -> Row:
     places = np.searchsorted(ends, [arrivals[place] for place in looks(len(arrivals))])
     lengths = waiting[np.minimum(places, len(ends) - 1)].tolist()
     return queue_row(arrivals, lengths, int(found.steps["running"].max()))
-
-
-def looks(count: int) -> tuple[int, int, int]:
-    """At which of so many arrivals the queue is looked at."""
-    return count // 2, count * 3 // 4, count - 1
-
-
-def queue_row(arrivals: Column, lengths: Sequence[int], most: int | None = None) -> Row:
-    """Whether a queue has no end that is so long at the three `looks` at these arrivals; `most` requests
-    ran at once, if that is known.
-
-    It has none if in both of the last quarters it grew, and from the first look to the last by GROWS of
-    who came in between, or by half to more than ever ran at once. A burst grows it in one of them alone.
-    """
-    mid, later, last = lengths
-    middle = len(arrivals) // 2
-    span_s = int(arrivals[-1] - arrivals[0]) / SECOND_NS
-    fast = (last - mid) / max(1, len(arrivals) - middle) > GROWS
-    slow = most is not None and last > mid * 3 / 2 and last > most
-    return {
-        "arrivals_per_s": (len(arrivals) - 1) / span_s,
-        "queue_mid": mid,
-        "queue_later": later,
-        "queue_end": last,
-        "queue_grows": bool((fast or slow) and mid < later < last and last > FEW_WAIT),
-    }
-
-
-def timeline_of(name: str, found: Replay, settings: Settings) -> Timeline:
-    """A run over time for a picture: means over equal stretches, weighted by how long steps took."""
-    import numpy as np
-
-    ends = found.steps["end_ns"].astype(np.float64) / SECOND_NS
-    if not len(ends):
-        return Timeline(name=name, end_s=(), batch=(), waiting=(), used_share=(), preemptions=())
-    begins = found.steps["begin_ns"] / SECOND_NS
-    edges = np.linspace(begins[0], ends[-1], min(STRETCHES, len(ends)) + 1)
-    times = np.stack([begins, ends], axis=1).ravel()
-
-    def mean(values: Any) -> tuple[float, ...]:
-        """The integral up to each edge, as differences over their distance; between steps all is 0."""
-        after = np.cumsum(values * (ends - begins))
-        areas = np.stack([np.concatenate([[0.0], after[:-1]]), after], axis=1).ravel()
-        at_edges = np.interp(edges, times, areas)
-        return tuple((np.diff(at_edges) / np.diff(edges)).tolist())
-
-    done = np.searchsorted(ends, edges[1:])
-    preemptions = found.steps["preemptions"][np.minimum(done, len(ends) - 1)]
-    return Timeline(
-        name=name,
-        end_s=tuple(edges[1:].tolist()),
-        batch=mean(found.steps["batch"]),
-        waiting=mean(found.steps["waiting"]),
-        used_share=mean(found.steps["used_blocks"] / settings.num_blocks),
-        preemptions=tuple(preemptions.tolist()),
-        last_arrival_s=float(found.arrival_ns.max()) / SECOND_NS,
-    )
 
 
 def echo_of(settings: Settings) -> Row:
@@ -191,8 +119,7 @@ def _totals(found: Replay) -> Row:
         "steps": count,
         "end_ns": int(steps["end_ns"][-1]) if count else 0,
         "preemptions": found.preemptions,
-        # What a victim's return finds in the cache is not computed again.
-        "recomputed_tokens": max(0, found.recomputed_tokens - found.rehit_tokens),
+        "recomputed_tokens": found.recomputed_tokens,
         "swapped_blocks": found.swapped_blocks,
         "queried_tokens": found.queried_tokens,
         "hit_tokens": found.hit_tokens,
@@ -228,15 +155,21 @@ def finished_in(found: Replay) -> Any:
     return (status == DONE) | (status == CUT)
 
 
-def _larger_than_pool(found: Replay, requests: Requests, settings: Settings) -> int:
-    """Of the aborted those that no pool of this size holds; the others no single step."""
+def _larger_than_pool(
+    found: Replay, requests: Requests, settings: Settings, *, is_static: bool
+) -> int:
+    """Of the aborted those that no pool of this size holds; the others no single step. A static batch
+    reserves all at once, and aborts for no other reason."""
     import numpy as np
 
     from kvtool.sim.settings import ABORTED
 
+    aborted = found.outcomes["status"] == ABORTED
+    if is_static:
+        return int(aborted.sum())
     tokens = requests.prompt_tokens + found.outcomes["generated"]
     blocks = -(-np.minimum(tokens, settings.max_model_len) // settings.block_size)
-    return int(((found.outcomes["status"] == ABORTED) & (blocks > settings.num_blocks)).sum())
+    return int((aborted & (blocks > settings.num_blocks)).sum())
 
 
 def rates_of(found: Replay, end_ns: int | None) -> Row:
@@ -270,10 +203,14 @@ def times_of(found: Replay) -> Row:
 
 
 def seconds_of(name: str, ns: Any, weights: Column | None = None) -> Row:
-    """PERCENTILES of times, in seconds, under this name."""
+    """The shortest and PERCENTILES of times, in seconds, under this name."""
+    found = zip(PERCENTILES, percentiles(ns, weights), strict=True)
+    there = ns if weights is None else ns[weights > 0]
+    values = {"min": there.min().item() if len(there) else None}
+    values |= {f"p{percent}": value for percent, value in found}
     return {
-        f"{name}_s_p{percent}": None if value is None else value / SECOND_NS
-        for percent, value in zip(PERCENTILES, percentiles(ns, weights), strict=True)
+        f"{name}_s_{which}": None if value is None else value / SECOND_NS
+        for which, value in values.items()
     }
 
 

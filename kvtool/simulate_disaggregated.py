@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kvtool.queueing import NO_GROWTH, looks, queue_row
 from kvtool.requests import SECOND_NS
 from kvtool.simulate import (
-    NO_GROWTH,
     echo_of,
     ends_of,
     finished_in,
-    looks,
-    queue_row,
     rates_of,
     seconds_of,
     times_of,
 )
+from kvtool.timeline import OVER_TIME
 
 if TYPE_CHECKING:
     from kvtool.requests import Column, Requests
@@ -32,10 +31,10 @@ BINDS = 0.01
 NOT_OF_INSTANCES = (
     "mean_used_blocks", "used_block_steps", "mean_batch", "peak_batch", "waiting_steps",
     "waiting_for_seqs_steps", "waiting_for_tokens_steps", "waiting_for_blocks_steps",
-    "waiting_for_batch_steps",
+    "waiting_for_batch_steps", *OVER_TIME,
 )  # fmt: skip
 """Null: a step is one instance's."""
-LAW = ("base_ns", "read_ns", "token_ns", "context_ns", "attention_ns")
+LAW = ("base_ns", "read_ns", "token_ns", "context_ns", "attention_ns", "request_ns")
 
 
 def row_of_disaggregated(found: DisaggregatedReplay, requests: Requests, split: Split) -> Row:
@@ -91,13 +90,17 @@ def growth_of_disaggregated(found: DisaggregatedReplay) -> Row:
         return int((at_prefill | at_link | at_decode).sum())
 
     lengths = [waiting(int(arrivals[place])) for place in looks(len(arrivals))]
-    most = sum(
+    return queue_row(arrivals, lengths, most_at_once(found))
+
+
+def most_at_once(found: DisaggregatedReplay) -> int:
+    """Requests that ran at once at most, over all instances; each at its own time."""
+    return sum(
         int(steps["running"].max())
         for stage in (found.prefill, found.decode)
         for steps in stage.steps
         if len(steps["running"])
     )
-    return queue_row(arrivals, lengths, most)
 
 
 def _end_ns(found: DisaggregatedReplay) -> int | None:

@@ -84,22 +84,32 @@ def parse_slo(text: str, share: float | None = None) -> Slo:
 
 
 def met(slo: Slo, found: Replay) -> Any:
-    """Which requests got all their tokens within every limit; who got none has not."""
+    """Which requests ended within every limit, with all their tokens or all that max_model_len allows."""
+    good = _ended(found)
+    for one in met_each(slo, found).values():
+        good = good & one
+    return good
+
+
+def met_each(slo: Slo, found: Replay) -> dict[str, Any]:
+    """The same for each limit alone."""
     import numpy as np
 
-    from kvtool.sim.settings import CUT, DONE
-
-    outcomes = found.outcomes
-    status, generated = outcomes["status"], outcomes["generated"]
+    outcomes, ended = found.outcomes, _ended(found)
+    decoded = np.maximum(1, outcomes["generated"] - 1)
     times = {
         "ttft": outcomes["first_token_ns"] - found.arrival_ns,
-        "tpot": (outcomes["finish_ns"] - outcomes["first_token_ns"]) / np.maximum(1, generated - 1),
+        "tpot": (outcomes["finish_ns"] - outcomes["first_token_ns"]) / decoded,
         "e2e": outcomes["finish_ns"] - found.arrival_ns,
     }
-    good = (status == DONE) | (status == CUT)
-    for name, limit in slo.limits.items():
-        good &= times[name] <= limit
-    return good
+    return {name: ended & (times[name] <= limit) for name, limit in slo.limits.items()}
+
+
+def _ended(found: Replay) -> Any:
+    from kvtool.sim.settings import CUT, DONE
+
+    status = found.outcomes["status"]
+    return (status == DONE) | (status == CUT)
 
 
 def highest_rate(

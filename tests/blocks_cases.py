@@ -104,6 +104,7 @@ def plain_numbers(run: CachedScheduler) -> dict[str, Any]:
         "hit": run.hit_tokens,
         "requery": run.requery_tokens,
         "rehit": run.rehit_tokens,
+        "regained": run.regained_tokens,
         "evicted": run.pool.num_evicted,
         "free list": free,
     }
@@ -114,7 +115,16 @@ def fast_numbers(run: BlocksEngine) -> dict[str, Any]:
     found: dict[str, Any] = {name: run.outcome(name).tolist() for name in (*OUTCOMES, "generated")}
     steps = run.all_steps()
     found |= {f"step {name}": steps[name].tolist() for name in STEPS}
-    sums = ("preemptions", "recomputed", "queried", "hit", "requery", "rehit", "evicted")
+    sums = (
+        "preemptions",
+        "recomputed",
+        "queried",
+        "hit",
+        "requery",
+        "rehit",
+        "regained",
+        "evicted",
+    )
     found |= {name: int(run.state.run[name]) for name in sums}
     is_radix = run.settings.prefix_caching and run.settings.index == RADIX
     return found | {"free list": [] if is_radix else list(run.free_list())}

@@ -322,6 +322,7 @@ def drawn_settings(draw: st.DrawFn, longest: int) -> Settings:
             token_ns=draw(pick((3, 1, 0, 0.75))),
             context_ns=draw(pick((1, 0, 0.000001, 1.3))),
             attention_ns=draw(pick((0, 0, 0.07, 2))),
+            request_ns=draw(pick((0, 0, 0.6, 11))),
             read_ns=draw(pick((0, 0, 9, 60))),
             swap_ns=draw(pick((0, 4, 100))),
         ),

@@ -106,6 +106,9 @@ class Twin:
         self.scheduled += tokens
         self.clock += law.base_ns + law.token_ns * tokens + law.context_ns * context
         self.clock += law.attention_ns * pairs
+        self.clock += law.request_ns * sum(
+            len(job.limits if job in new else job.keys(self.pool)) for job in self.running
+        )
         self.end = self.clock
         left = len(self.requests) - ended - self.too_long - len(self.running)
         self.measured.append(ended >= len(self.requests) // 10 and left > 0)
@@ -276,7 +279,11 @@ def equal_to_the_twin(
         max_num_seqs=rng.choice([samples, 3 * samples, 64]),
         max_batched_tokens=rng.choice([slots // 4 + 1, 8192]),
         watermark=rng.choice([0.0, 0.1]),
-        step_time=StepTime(context_ns=rng.choice([1, 100_000]), attention_ns=rng.choice([0, 3])),
+        step_time=StepTime(
+            context_ns=rng.choice([1, 100_000]),
+            attention_ns=rng.choice([0, 3]),
+            request_ns=rng.choice([0, 5]),
+        ),
     )
     chosen = outputs[:, :samples]
     run = Forks(

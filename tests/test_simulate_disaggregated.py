@@ -56,7 +56,7 @@ def test_each_kind_has_its_gpus_its_pool_and_its_clock(rows: Any) -> None:
     assert row["generated_tokens"] == h100["generated_tokens"]
     assert row["finished"] == 300
     assert row["slo_met_share"] == 1.0
-    assert row["goodput_requests_per_s"] == pytest.approx(row["arrivals_per_s"])
+    assert row["goodput_requests_per_s"] == pytest.approx(row["requests_per_s"])
     assert row["transfer_bytes"] % 131_072 == 0 < row["transfer_bytes"]
     assert 0 < row["prefill_utilisation"] < row["decode_utilisation"] <= 1
     assert row["mean_batch"] is None

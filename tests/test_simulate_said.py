@@ -12,7 +12,8 @@ import pytest
 from kvtool.requests import Requests
 from kvtool.sim.replay import replay
 from kvtool.sim.settings import Settings, StepTime
-from kvtool.simulate import growth_of, timeline_of
+from kvtool.simulate import growth_of
+from kvtool.timeline import timeline_of
 from kvtool.view.timeline import timeline_chart
 
 CHAT = ("simulate", "--workload", "chat", "--num-requests", "400", "--num-blocks", "4000", "-q")
@@ -195,11 +196,15 @@ def test_words_that_cannot_be_meant(kvtool: Any, words: tuple[str, ...], message
     assert message.replace("chatter", "vllm-paper") in ran.err
 
 
-def test_a_workload_with_lengths_and_prefixes_is_the_one_that_is_cached(kvtool: Any) -> None:
-    (row,) = kvtool(*CHAT, "--prefix-caching", "--rate", "4", "--json").json["rows"]
-    assert row["hit_tokens"] > 0
-    (plain,) = kvtool(*CHAT, "--rate", "4", "--json").json["rows"]
-    assert plain["queried_tokens"] == 0
+def test_a_workload_is_the_same_with_and_without_a_cache(kvtool: Any) -> None:
+    shared = ("simulate", "--workload", "multi-turn-chat", "--num-requests", "400", "--num-blocks", "4000",
+              "-q", "--rate", "4", "--json")  # fmt: skip
+    (cached,) = kvtool(*shared, "--prefix-caching").json["rows"]
+    (plain,) = kvtool(*shared).json["rows"]
+    assert cached["hit_tokens"] > 0 == plain["queried_tokens"]
+    assert cached["generated_tokens"] == plain["generated_tokens"]
+    ran = kvtool(*CHAT, "--prefix-caching", "--rate", "4")
+    assert (ran.code, "such as multi-turn-chat" in ran.err) == (2, True)
 
 
 def test_files_that_are_read_are_not_overwritten(kvtool: Any, tmp_path: Path) -> None:

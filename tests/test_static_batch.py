@@ -121,7 +121,7 @@ class Twin:
             context = len(batch) * (longest + step)
             self.counts["scheduled"] += computed
             pairs = len(batch) * (longest * (longest + 1) // 2) if step == 0 else context
-            self.clock_ns += law.ns(computed, context, pairs)
+            self.clock_ns += law.ns(computed, context, pairs, requests=len(batch))
         self.points.append(Sums(**{name: self.whole[name] - before[name] for name in self.whole}))
         self.counts["completed"] += len(batch)
         self.counts["peak"] = max(self.counts["peak"], len(batch))
@@ -165,6 +165,7 @@ def drawn_cases(draw: st.DrawFn) -> Case:
                 token_ns=draw(pick((2, 0))),
                 context_ns=draw(pick((1, 0, 0.3))),
                 attention_ns=draw(pick((0, 0, 0.07, 2))),
+                request_ns=draw(pick((0, 0, 0.6, 11))),
                 read_ns=draw(pick((0, 0, 7, 40))),
             ),
         ),

@@ -33,7 +33,7 @@ def cases(draw: st.DrawFn) -> tuple[Requests, Settings]:
         step_time=StepTime(
             base_ns=draw(st.sampled_from((3, 0))), token_ns=draw(st.sampled_from((2, 0))),
             context_ns=draw(st.sampled_from((1, 0))),
-            attention_ns=draw(st.sampled_from((0, 0.07, 2))), read_ns=draw(st.sampled_from((0, 9, 40))),
+            attention_ns=draw(st.sampled_from((0, 0.07, 2))), request_ns=draw(st.sampled_from((0, 0.6))), read_ns=draw(st.sampled_from((0, 9, 40))),
         ),
     )  # fmt: skip
 

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import importlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -144,9 +145,18 @@ def main() -> NoReturn:
     """Run the command line and end the process with its exit code."""
     # What is imported stays: to look through it for garbage every 700 objects costs a tenth of a run.
     gc.set_threshold(1_000_000, 20, 20)
+    end_like_interrupts()
     code = run(sys.argv[1:])
     gc.freeze()  # nor is it looked through once more before the memory is given back
     sys.exit(code)
+
+
+def end_like_interrupts() -> None:
+    """A job that is ended by its scheduler or terminal keeps what it has made, as with Ctrl-C."""
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores it
+            signal.signal(number, signal.default_int_handler)
 
 
 def run(argv: Sequence[str]) -> int:

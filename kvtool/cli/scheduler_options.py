@@ -30,6 +30,7 @@ POLICIES = ("fcfs", "priority", "lpm")
 INDEXES = ("hash", "radix")
 FINISH_BY = ("max-tokens", "eos")
 STEP_TIME = "base_ns=10000000,token_ns=20000,context_ns=1"
+OTHER_TERMS = "attention_ns, request_ns, read_ns and swap_ns are its other terms"
 
 
 def _numbers(flag: str, help: str, *, metavar: str = "TOKENS") -> Any:
@@ -118,8 +119,9 @@ PolicyOpt = Annotated[
     str,
     typer.Option(
         "--policy", metavar="NAMES", rich_help_panel=SCHEDULER,
-        help="fcfs: first come, first served. priority: the lowest priority of a line first. lpm: SGLang's "
-        "longest cached prefix first, by its source, not compared with an engine. Or a list.",
+        help="fcfs: first come, first served. priority: the lowest `priority` of a line of the trace first (JSON "
+        "lines have one). lpm: SGLang's longest cached prefix first while at most 128 wait, by its source, not "
+        "compared with an engine. Or a list.",
     ),
 ]  # fmt: skip
 AsyncOpt = Annotated[
@@ -147,7 +149,9 @@ StepTimeOpt = Annotated[
     str | None,
     typer.Option(
         "--step-time", metavar="LAW", rich_help_panel=SCHEDULER,
-        help="ns of a step: base + token × its tokens + context × the context of its requests.",
+        help="ns of a step: base_ns + token_ns × its tokens + context_ns × tokens of context + attention_ns × "
+        "pairs of a token and one that it attends to + request_ns × its requests; with read_ns, the longer of "
+        "reading (read, context) and computing (token, attention, request); swap_ns a block that moves.",
     ),
 ]  # fmt: skip
 
@@ -258,8 +262,15 @@ def _watermarks(text: str) -> list[float]:
     return values
 
 
-def _step_time(text: str) -> StepTime:
-    """'base_ns=…,token_ns=…,context_ns=…': some of the terms, the others by default."""
+def _step_time(law: str | StepTime) -> StepTime:
+    """As typed, the other terms by default; or one that follows from a model and a GPU."""
+    from kvtool.sim.settings import StepTime
+
+    return StepTime(**step_time_terms(law)) if isinstance(law, str) else law
+
+
+def step_time_terms(text: str) -> dict[str, Any]:
+    """'base_ns=…,token_ns=…,context_ns=…': the terms that are typed."""
     from kvtool.sim.settings import StepTime
 
     names = tuple(StepTime.__dataclass_fields__)
@@ -267,10 +278,11 @@ def _step_time(text: str) -> StepTime:
     for part in text.split(","):
         name, _, number = (word.strip() for word in part.partition("="))
         if name not in names or name in values:
-            what = "is given twice" if name in values else "is not known"
+            twice = name in values
+            near = "" if twice else did_you_mean(name[:40], names)
             raise usage_error(
-                f"--step-time: '{name[:40]}' {what}",
-                f"write {STEP_TIME}, or some of it.{did_you_mean(name[:40], names)}",
+                f"--step-time: '{name[:40]}' is {'given twice' if twice else 'not known'}",
+                f"write {STEP_TIME}, or some of it; {OTHER_TERMS}.{near}",
             )
         whole = name in ("base_ns", "read_ns", "swap_ns")
         form = "[0-9]{1,13}" if whole else r"[0-9]{1,13}(\.[0-9]{1,6})?"
@@ -281,4 +293,4 @@ def _step_time(text: str) -> StepTime:
                 f"write {STEP_TIME}, or some of it",
             )
         values[name] = float(number) if "." in number else int(number)
-    return StepTime(**values)
+    return values

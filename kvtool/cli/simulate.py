@@ -145,7 +145,7 @@ def _check_outputs(given: Mapping[str, Any], output: Path | None) -> None:
 def _run(given: Mapping[str, Any], out: Any, output: Path | None) -> None:
     """The rows, the files, and what is to be said of them."""
     from kvtool.cli.simulate_run import interrupted, run_cases, write_files
-    from kvtool.cli.simulate_words import parse
+    from kvtool.cli.simulate_words import notes_of_settings, parse
     from kvtool.output import PICTURES
     from kvtool.run import Run
     from kvtool.view.simulate import view
@@ -156,7 +156,7 @@ def _run(given: Mapping[str, Any], out: Any, output: Path | None) -> None:
             f"--per-request and --per-step are of one run, and the lists ask for {len(words.cases):,}",
             "give one value for each option, or leave the files out",
         )
-    for text in (*words.notes, *_notes_of_pools([case.settings for case in words.cases])):
+    for text in (*words.notes, *notes_of_settings(words.cases)):
         out.note(text)
     drawn = output is not None and output.suffix.lower() in PICTURES
     done = run_cases(words, out, drawn=drawn)
@@ -167,16 +167,3 @@ def _run(given: Mapping[str, Any], out: Any, output: Path | None) -> None:
         failed = write_files(given, done.last, words.cases[-1].requests, out)
     run = Run(command="simulate", params=_params(given), rows=tuple(done.rows))
     out.emit(run, view(run, done.lines), failed=failed)
-
-
-def _notes_of_pools(grid: list[Any]) -> list[str]:
-    """What the pools are where that is not plain, and what vLLM would say to them."""
-    sizes = sorted({one.num_slots for one in grid})
-    notes = [f"the pools hold {sizes[0]:,} to {sizes[-1]:,} tokens"] if len(sizes) > 1 else []
-    small = [one for one in grid if one.num_slots < one.max_model_len]
-    if small:
-        notes.append(
-            f"a pool of {small[0].num_slots:,} tokens does not hold one request of max_model_len "
-            f"{small[0].max_model_len:,}: vLLM itself would not start with it"
-        )
-    return notes

@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvtool.cli import fragment_words, scheduler_options
+from kvtool.cli.simulate_law import stated_law
 from kvtool.errors import KvtoolError, usage_error
 from kvtool.model_pool import gpus_of, token_bytes_of
 from kvtool.pool import Pool, pool_of
-from kvtool.prefill import prefill_of
 from kvtool.sim.disaggregated import Split
 from kvtool.sim.settings import Settings, StepTime
 from kvtool.simulate_disaggregated import DISAGGREGATED
-from kvtool.step_law import law_of
 from kvtool.units import parse_bytes, parse_count
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class Kind:
     num_gpus: int
     tp: int
     pool: Pool
-    law: StepTime | None
+    law: StepTime
     basis: str
     """What the law rests on."""
     usd_per_hour: float | None
@@ -148,32 +147,40 @@ def _kind(
         )
     preset = gpus_of(gpu, tp).preset
     of_model = {name: given[name] for name in OF_GPU} | {"gpu": f"{gpu}:{tp}", "tp": tp}
-    pool = pool_of(
-        load=fragment_words.load, model=given["model"],
-        gpu_memory_utilization=given["gpu_memory_utilization"], **of_model,
-    )  # fmt: skip
-    law, basis = None, "as --step-time says"
-    if given["step_time"] is None:
-        prefill = prefill_of(
-            fragment_words.load, given["model"], efficiency=given["efficiency"], **of_model
-        )
-        said = law_of(prefill)
-        law, basis = said.step_time, said.basis
-        notes.append(f"{name}: a step takes {said.source}")
+    try:
+        pool = pool_of(
+            load=fragment_words.load, model=given["model"],
+            gpu_memory_utilization=given["gpu_memory_utilization"], **of_model,
+        )  # fmt: skip
+    except KvtoolError as error:
+        if error.code != "does_not_fit":
+            raise
+        raise KvtoolError(
+            f"{name}: {error.message}",
+            f"an instance is {tp:,} of the {number:,} GPUs: give it more, --tp 4 or {name}={gpu}:4/tp4",
+            code=error.code,
+        ) from error
+    law = stated_law(given, of_model, notes, ranks=tp)
+    assert law is not None, "there is a GPU"
+    if law.source:
+        notes.append(f"{name}: a step takes {law.source}")
     notes.append(f"{name}: {number // tp} × {preset.id}, the pool of each: {pool.source}")
     each = preset.price_usd_per_hour if given["price"] is None else given["price"]
     if each is not None and not 0 < each < 1e6:
         raise usage_error(f"--price: {each} is no price", "give the USD that a GPU costs an hour")
     return Kind(
-        gpu=preset.id, num_gpus=number, tp=tp, pool=pool, law=law, basis=basis,
+        gpu=preset.id, num_gpus=number, tp=tp, pool=pool, law=law.step_time, basis=law.basis,
         usd_per_hour=None if each is None else each * number,
     )  # fmt: skip
 
 
 def _setting(kind: Kind, rules: Mapping[str, Any], given: Mapping[str, Any]) -> Settings:
-    timed = dict(rules) if kind.law is None else {**rules, "step_time": kind.law}
     blocks = kind.pool.usable_blocks(rules.get("block_size", 16))
-    return Settings(num_blocks=blocks, chunked_prefill=given["chunked_prefill"], **timed)
+    return Settings(
+        num_blocks=blocks,
+        chunked_prefill=given["chunked_prefill"],
+        **{**rules, "step_time": kind.law},
+    )
 
 
 def link_bits(text: str) -> int:

@@ -85,7 +85,8 @@ DisaggregateOpt = Annotated[
         "--disaggregate", metavar="KINDS", rich_help_panel="Prefill and decode apart", show_default=False,
         help="GPUs for prompts and for the other tokens, an instance of the model on each --tp of them "
         "(or /tpN of a kind): prefill=h100:4,decode=h200:4. A request goes to the prefill instance with the fewest "
-        "outstanding prompt tokens, then to the decode instance with the fewest requests.",
+        "outstanding prompt tokens, then to the decode instance with the fewest requests. Without prefix caching, "
+        "swap, pictures and --per-step.",
     ),
 ]  # fmt: skip
 LinkOpt = Annotated[

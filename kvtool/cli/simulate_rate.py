@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 from kvtool.cli.simulate_requests import STATIC, Case, at_rate
 from kvtool.errors import KvtoolError
+from kvtool.queueing import beyond_capacity, capacity_of, is_doubtful
 from kvtool.requests import SECOND_NS
 from kvtool.run import Row
 from kvtool.sim.disaggregated import DisaggregatedReplay, replay_disaggregated
 from kvtool.sim.replay import Replay, replay
-from kvtool.sim.settings import ABORTED, REJECTED
+from kvtool.sim.settings import ABORTED, LPM, REJECTED
 from kvtool.simulate import finished_in, growth_of
-from kvtool.simulate_disaggregated import growth_of_disaggregated
+from kvtool.simulate_disaggregated import growth_of_disaggregated, most_at_once
 from kvtool.slo import Highest, Trial, highest_rate, met
 
 if TYPE_CHECKING:
@@ -47,14 +48,30 @@ def growth(found: Replay) -> Row:
     )
 
 
+def most_running(found: Replay) -> int:
+    """Requests that ran at once at most."""
+    if isinstance(found, DisaggregatedReplay):
+        return most_at_once(found)
+    return int(found.steps["running"].max(initial=0))
+
+
+def beyond(case: Case, row: Row, seed: int) -> Row:
+    """What is served at most, where the queue of a row may have no end though it does not show; `{}` where
+    there is no doubt. It is looked for in a run of the same requests, all of which wait."""
+    if case.requests.parent is not None or not is_doubtful(row):
+        return {}
+    return beyond_capacity(row, _capacity(case, _all_at_once(case, seed)))
+
+
 def at_highest(case: Case, slo: Slo, seed: int) -> tuple[Case, list[str]]:
     """The case at the highest rate that keeps the objective, and what is to be said of that rate.
 
     A rate that is found with made requests has to keep it with twice as many others too: what builds
     up slowly is not seen in a short run.
     """
-    served = _served(case, seed)
-    short = cache(partial(_tried, case, slo, seed))
+    waiting = _all_at_once(case, seed)
+    served = _served(case, waiting)
+    short = cache(partial(_tried, case, slo, seed, capacity=_capacity(case, waiting)))
     if short(None).keeps:
         raise _too_few(case)
     found = highest_rate(short, served)
@@ -67,7 +84,8 @@ def at_highest(case: Case, slo: Slo, seed: int) -> tuple[Case, list[str]]:
         requests, contents = case.longer()
         longer = replace(case, requests=requests, contents=contents)
         runs = f"runs of {len(case.requests):,} and {len(requests):,} requests"
-        other = partial(_tried, longer, slo, seed + 1, of_served=True)
+        most = _capacity(longer, _all_at_once(longer, seed + 1))
+        other = partial(_tried, longer, slo, seed + 1, of_served=True, capacity=most)
         found = _confirmed(found, short, cache(other))
         if found is None:
             raise _none(case, slo, served)
@@ -101,15 +119,21 @@ def _confirmed(
 
 
 def _tried(
-    case: Case, slo: Slo, seed: int, rate: float | None, *, of_served: bool = False
-) -> Trial:
+    case: Case, slo: Slo, seed: int, rate: float | None, *,
+    of_served: bool = False, capacity: float | None = None,
+) -> Trial:  # fmt: skip
     """What becomes of the case at a rate; None: all requests wait from the start. With `of_served`, who is
     never served at any rate is left out: max_model_len may follow from other requests."""
-    found = _whole(replace(case, requests=at_rate(case.requests, rate, seed)))
+    try:
+        requests = at_rate(case.requests, rate, seed)
+    except KvtoolError:  # so slow that the clock does not hold it
+        return Trial(keeps=False, share=0.0)
+    found = _whole(replace(case, requests=requests))
     good, status = met(slo, found), found.outcomes["status"]
     if of_served:
         good = good[(status != REJECTED) & (status != ABORTED)]
-    share, grows = float(good.mean()) if len(good) else 0.0, growth(found)["queue_grows"]
+    share, queue = float(good.mean()) if len(good) else 0.0, growth(found)
+    grows = rate is not None and beyond_capacity(queue, capacity)["queue_grows"]
     return Trial(keeps=share >= slo.share and not grows, share=share, grows=grows)
 
 
@@ -121,9 +145,19 @@ def _whole(case: Case) -> Replay:
     return found
 
 
-def _served(case: Case, seed: int) -> float:
-    """Requests that are served a second if all wait from the start."""
-    found = _whole(replace(case, requests=at_rate(case.requests, None, seed)))
+def _all_at_once(case: Case, seed: int) -> Replay:
+    return _whole(replace(case, requests=at_rate(case.requests, None, seed)))
+
+
+def _capacity(case: Case, waiting: Replay) -> float | None:
+    """Requests a second that end while all wait; None: too few to tell, or an order that long queues undo."""
+    if case.settings.policy == LPM:
+        return None
+    return capacity_of(waiting.outcomes["finish_ns"][finished_in(waiting)], most_running(waiting))
+
+
+def _served(case: Case, found: Replay) -> float:
+    """Requests a second that are served if all wait from the start."""
     served, end_ns = int(finished_in(found).sum()), int(found.outcomes["finish_ns"].max(initial=0))
     if served and end_ns <= 0:
         raise KvtoolError(

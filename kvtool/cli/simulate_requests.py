@@ -100,7 +100,7 @@ def _not_of_made() -> KvtoolError:
 
 def shared_workload(given: Mapping[str, Any]) -> Sharing | None:
     """The made workload whose prompts share prefixes, if --workload names one. A name that lengths have too
-    means those, unless prefixes are cached."""
+    means those, with nothing to cache: the same name is the same requests with and without a cache."""
     name, cached, count = given["workload"], given["prefix_caching"], given["num_requests"]
     if name is None:
         return _lengths_alone("made requests") if cached else None
@@ -109,13 +109,11 @@ def shared_workload(given: Mapping[str, Any]) -> Sharing | None:
         catalog.workload_preset(name)
     except KvtoolError as error:
         lengths = error
-    if lengths is None and not cached:
-        return None
+    if lengths is None:
+        return _lengths_alone(f"--workload {name}") if cached else None
     try:
         shared = sharing_of(name, seed=given["seed"])
     except KvtoolError as error:
-        if lengths is None:
-            return _lengths_alone(f"--workload {name}")
         raise (error if "+" in name or ":" in name else lengths) from error
     if count is None:
         return shared
@@ -125,7 +123,8 @@ def shared_workload(given: Mapping[str, Any]) -> Sharing | None:
 def _lengths_alone(what: str) -> NoReturn:
     raise usage_error(
         f"--prefix-caching: nothing is known to be shared by {what}, of which there are lengths alone",
-        "take a --workload of kvtool presets prefixes, such as agent, or requests with segments or hash_ids",
+        "take a --workload of kvtool presets prefixes, such as multi-turn-chat, or requests with segments or "
+        "hash_ids",
     )
 
 

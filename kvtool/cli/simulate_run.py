@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kvtool.cli.simulate_rate import NO_RATE, Advance, at_highest, growth, replayed
+from kvtool.cli.simulate_rate import NO_RATE, Advance, at_highest, beyond, growth, replayed
 from kvtool.cli.simulate_requests import STATIC, Case
 from kvtool.cli.simulate_words import Words
 from kvtool.errors import INTERRUPTED, KvtoolError
@@ -14,13 +14,14 @@ from kvtool.run import Row
 from kvtool.sim import instances
 from kvtool.sim.disaggregated import DisaggregatedReplay
 from kvtool.sim.replay import Replay, compiles
-from kvtool.simulate import Timeline, goals_of, notes_of, row_of, timeline_of
+from kvtool.simulate import goals_of, notes_of, row_of
 from kvtool.simulate_disaggregated import row_of_disaggregated
+from kvtool.timeline import Timeline, timeline_of
 
 if TYPE_CHECKING:
     from kvtool.output import Output
     from kvtool.requests import Requests
-    from kvtool.slo import Highest, Slo
+    from kvtool.slo import Highest
 
 MOST_LINES = 7
 """Runs that a picture shows."""
@@ -70,6 +71,15 @@ def _run_case(
     try:
         case = _at_highest(case, words, out) if words.find_rate else case
         found = replayed(case, advance)
+    except MemoryError as end:
+        done.failed = KvtoolError(
+            f"{name}: there is not enough memory for its {len(case.requests):,} requests and their steps",
+            "give fewer --num-requests, or a machine with more memory; rows that are told are whole",
+            code="too_large",
+        )
+        if not done.rows:
+            raise done.failed from end
+        return False
     except KvtoolError as error:
         if len(words.cases) > 1:
             error.message = f"{name}: {error.message}"
@@ -82,9 +92,11 @@ def _run_case(
             raise
         done.failed = error
         return False
-    row = _row(case, found, words.slo)
+    row = _row(case, found, words)
     done.rows.append(row)
     done.last = found
+    if not found.interrupted:
+        row |= beyond(case, row, words.seed)
     for text in notes_of(row, interrupted=found.interrupted):
         done.told.setdefault(text, []).append(len(done.rows))
     if drawn and len(done.lines) < MOST_LINES:
@@ -99,12 +111,14 @@ def _compiles(case: Case) -> bool:
     return case.scheduler != STATIC and compiles(case.requests, case.settings)
 
 
-def _row(case: Case, found: Replay, slo: Slo | None) -> Row:
+def _row(case: Case, found: Replay, words: Words) -> Row:
     if case.split is not None and isinstance(found, DisaggregatedReplay):
         row = row_of_disaggregated(found, case.requests, case.split)
     else:
-        row = row_of(found, case.requests, case.settings, case.bytes_per_token)
-    row |= goals_of(found, slo, row, case.priced_usd) | growth(found)
+        row = row_of(
+            found, case.requests, case.settings, case.bytes_per_token, scheduler=case.scheduler
+        )
+    row |= goals_of(found, words.slo, row, case.priced_usd) | growth(found)
     return {
         "trace": case.name if case.is_file else None,
         "workload": None if case.is_file else case.name,
@@ -158,7 +172,11 @@ def _name(case: Case, cases: Sequence[Case]) -> str:
     for name in ("preemption", "index", "policy"):
         if len({getattr(one.settings, name) for one in cases}) > 1:
             words.append(getattr(case.settings, name))
-    for name in ("cpu_blocks", "num_blocks", "block_size", "max_num_seqs", "max_batched_tokens"):
+    sizes = ["cpu_blocks", "num_blocks", "block_size", "max_num_seqs", "max_batched_tokens"]
+    pools = {(one.scheduler, one.settings.num_blocks) for one in cases}
+    if len(pools) == len({one.scheduler for one in cases}):  # static needs no null block
+        sizes.remove("num_blocks")
+    for name in sizes:
         if len({getattr(one.settings, name) for one in cases}) > 1:
             words.append(f"{name.replace('_', ' ')} {getattr(case.settings, name):,}")
     return ", ".join(words)

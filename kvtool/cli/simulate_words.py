@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvtool.calibrate import calibrated, differs
 from kvtool.cli import fragment_words, scheduler_options
 from kvtool.cli.options import names_in
 from kvtool.cli.simulate_disaggregated import cases_of
+from kvtool.cli.simulate_law import stated_law
 from kvtool.cli.simulate_requests import (
     CHUNKED,
     CONTINUOUS,
@@ -23,14 +24,13 @@ from kvtool.cli.simulate_requests import (
     shared_workload,
 )
 from kvtool.cli.simulate_swaps import check_followers, swaps_of, with_swaps
-from kvtool.errors import KvtoolError, usage_error
+from kvtool.errors import usage_error
 from kvtool.model_pool import Gpus, gpus_of, ranks_of
 from kvtool.pool import WAYS as WAYS_IN_WORDS
 from kvtool.pool import Pool
-from kvtool.prefill import prefill_of
 from kvtool.sim.settings import Settings
 from kvtool.slo import Slo, parse_slo
-from kvtool.step_law import StepLaw, law_of
+from kvtool.step_law import StepLaw
 
 SCHEDULERS = (STATIC, CONTINUOUS, CHUNKED)
 USUAL_LENGTH = "8192"
@@ -87,7 +87,7 @@ def parse(given: Mapping[str, Any]) -> Words:
             one, scheduler=name, settings=_setting(pool, name, rules),
             model=given["model"], gpu=gpus and gpus.preset.id, num_gpus=gpus and gpus.tp,
             priced_usd=None if of_another else price, bytes_per_token=swaps.bytes_per_token,
-            **_basis(given, law),
+            **({} if law is None else {"step_time_basis": law.basis}),
         )
         for one, pool, name, rules in itertools.product(found, pools, schedulers, grid)
     ]  # fmt: skip
@@ -170,12 +170,44 @@ def _unheard(given: Mapping[str, Any], schedulers: Sequence[str]) -> list[str]:
     return [f"static batches do not look at {', '.join(named)}"]
 
 
+def notes_of_settings(cases: Sequence[Case]) -> list[str]:
+    """What the pools are where that is not plain, and what vLLM would say to them and to the limits."""
+    grid = [case.settings for case in cases]
+    sizes = sorted({one.num_slots for one in grid})
+    notes = [f"the pools hold {sizes[0]:,} to {sizes[-1]:,} tokens"] if len(sizes) > 1 else []
+    stepping = [case.settings for case in cases if case.scheduler != STATIC]
+    refused = {
+        "a pool of {0.num_slots:,} tokens does not hold one request of max_model_len {0.max_model_len:,}": [
+            one for one in grid if one.num_slots < one.max_model_len
+        ],
+        "--max-batched-tokens {0.max_batched_tokens:,} is less than --max-num-seqs {0.max_num_seqs:,}": [
+            one for one in stepping if one.max_batched_tokens < one.max_num_seqs
+        ],
+        "without chunked prefill, steps of {0.token_budget:,} tokens take no prompt of {0.max_model_len:,}": [
+            one
+            for one in stepping
+            if not one.chunked_prefill and one.token_budget < one.max_model_len
+        ],
+    }
+    notes += [
+        f"{text.format(some[0])}: vLLM itself would not start with it"
+        for text, some in refused.items()
+        if some
+    ]
+    small = [one for one in stepping if one.token_budget < one.block_size]
+    if small:
+        notes.append(
+            f"a step of {small[0].token_budget:,} tokens is less than a block of {small[0].block_size:,}"
+        )
+    return notes
+
+
 # -- time and cost
 
 
 def _law(given: Mapping[str, Any], notes: list[str]) -> tuple[StepLaw | None, Gpus | None, bool]:
-    """What a step takes if it was not typed: measured, or by the GPU; whether it was measured of something
-    else than what is asked for."""
+    """What a step takes, if anything says it; whether it was measured of something else than what is asked
+    for."""
     gpus = None if given["gpu"] is None else gpus_of(given["gpu"], given["tp"])
     if given["calibrate"] is not None:
         fit = calibrated(given["calibrate"])
@@ -184,35 +216,9 @@ def _law(given: Mapping[str, Any], notes: list[str]) -> tuple[StepLaw | None, Gp
         )
         notes += [f"a step takes {fit.law.source}", *([] if other is None else [other])]
         return fit.law, gpus, other is not None
-    if given["step_time"] is not None or gpus is None:
-        return None, gpus, False
-    names = ("gpu", "dtype", "kv_dtype", "weights", "tp", "efficiency")
-    try:
-        prefill = prefill_of(
-            fragment_words.load, given["model"], **{name: given[name] for name in names}
-        )
-    except KvtoolError as error:
-        if error.code not in ("prefill_not_counted", "weights_not_counted"):
-            raise
-        raise KvtoolError(
-            error.message, "give the step's time with --step-time or --calibrate", code=error.code
-        ) from error
-    law = law_of(prefill)
-    if gpus.tp > 1:
-        notes.append(f"no time is counted for what the {gpus.tp} ranks exchange (all-reduces)")
-    if given["async_scheduling"]:
-        notes.append(
-            "--async-scheduling: the host's time counts in full, though it would overlap; "
-            "--step-time base_ns=0 leaves it out"
-        )
-    return law, gpus, False
-
-
-def _basis(given: Mapping[str, Any], law: StepLaw | None) -> dict[str, str]:
-    """What the times of steps rest on, in words."""
-    if given["step_time"] is not None:
-        return {"step_time_basis": "as --step-time says"}
-    return {} if law is None else {"step_time_basis": law.basis}
+    names = ("gpu", "dtype", "kv_dtype", "weights", "tp")
+    of_model = None if gpus is None else {name: given[name] for name in names}
+    return stated_law(given, of_model, notes, ranks=gpus.tp if gpus else 1), gpus, False
 
 
 def _price(given: Mapping[str, Any], gpus: Gpus | None) -> float | None:
@@ -233,10 +239,7 @@ def _of_scheduler(
     words = {name: given[name] for name in OF_SCHEDULER}
     words["max_model_len"] = given["max_model_len"] or str(longest or USUAL_LENGTH)
     del words["chunked_prefill"]
-    words["step_time"] = given["step_time"]
-    if law is not None:
-        terms = asdict(law.step_time)
-        words["step_time"] = ",".join(f"{name}={value}" for name, value in terms.items())
+    words["step_time"] = None if law is None else law.step_time
     return words
 
 

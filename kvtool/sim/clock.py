@@ -20,10 +20,12 @@ def step_ns(run: Any) -> int:
     tokens, context = run.now_tokens, run.now_context
     pairs = context + run.now_beyond
     longest = float(run.token_fs) * tokens + float(run.context_fs) * context
-    if (longest + float(run.attention_fs) * pairs) / FS_OF_NS + run.read_ns > LATEST_NS:
+    longest += float(run.attention_fs) * pairs + float(run.request_fs) * run.now_batch
+    if longest / FS_OF_NS + run.read_ns > LATEST_NS:
         return -1
     reading = term(run.context_fs, context)
     computing = term(run.token_fs, tokens) + term(run.attention_fs, pairs)
+    computing += term(run.request_fs, run.now_batch)
     if run.read_ns > 0 and tokens > 0:
         return run.base_ns + max(run.read_ns + reading, computing)
     return run.base_ns + reading + computing

@@ -151,7 +151,7 @@ class Forks:
         measured = ended >= warm_up_of(len(self.groups)) and left > len(self.running)
         ledger.record(measured=measured, blocked=blocked)
         pairs = ledger.context + self.beyond
-        self.clock_ns += law.ns(self.scheduled_tokens, ledger.context, pairs)
+        self.clock_ns += law.ns(self.scheduled_tokens, ledger.context, pairs, requests=self.seats)
         self.end_ns = self.clock_ns
         self.all_scheduled += self.scheduled_tokens
         for group in self.prefilled:

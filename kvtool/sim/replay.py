@@ -53,6 +53,7 @@ class Replay:
     """Nanoseconds between a request's consecutive tokens, and how often; None: not known."""
     preemptions: int
     recomputed_tokens: int
+    """That preempted requests had computed, less what they found of them when they came back."""
     swapped_blocks: int = 0
     """Moved out of the pool, and those moved in."""
     interrupted: bool
@@ -165,7 +166,7 @@ def _run_blocks(
         steps={name: records[name].copy() for name in (*STEPS, "used_blocks", "evictions")},
         gaps=found.all_gaps(),
         preemptions=int(run.preemptions),
-        recomputed_tokens=int(run.recomputed),
+        recomputed_tokens=int(run.recomputed - run.regained),
         interrupted=found.interrupted,
         **{f"{name}_tokens": int(run[name]) for name in SHARED},
     )

@@ -243,7 +243,7 @@ class Scheduler:
         context = sum(request.computed for request, _ in scheduled)
         pairs = sum(pairs_of(n, request.computed) for request, n in scheduled)
         begin_ns = self.clock_ns
-        self.clock_ns += law.ns(tokens, context, pairs, moved)
+        self.clock_ns += law.ns(tokens, context, pairs, requests=len(scheduled), moved=moved)
         cached = sum(request.computed for request in self.running)
         needed = [min(self.memory.held_slots(r), r.final_tokens) for r in self.running]
         held = self.memory.used_slots()

@@ -20,10 +20,12 @@ DONE, CUT, REJECTED, ABORTED, UNFINISHED = range(5)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
     """What a step takes in ns: base + token × scheduled tokens + context × their context tokens + attention
-    × pairs of a scheduled token and one that it attends to, itself included.
+    × pairs of a scheduled token and one that it attends to, itself included + request × scheduled requests,
+    each of which has one row of logits.
 
     With `read_ns`, what reading the weights takes, reading and computing overlap: base + the longer of
-    read + context × context tokens and token × tokens + attention × pairs. A step without tokens takes base.
+    read + context × context tokens and token × tokens + attention × pairs + request × requests. A step
+    without tokens takes base.
     Blocks that a step swaps out or in are moved before it computes: nothing overlaps with that. A term that
     is counted may have a fraction, of which fs are kept; it is rounded down to whole ns in each step.
     """
@@ -32,14 +34,18 @@ class StepTime:
     token_ns: float = 20_000
     context_ns: float = 1
     attention_ns: float = 0
+    request_ns: float = 0
     read_ns: int = 0
     swap_ns: int = 0
     """Of a block that is moved, either way."""
 
-    def ns(self, tokens: int, context: int, pairs: int = 0, moved: int = 0) -> int:
+    def ns(
+        self, tokens: int, context: int, pairs: int = 0, *, requests: int = 0, moved: int = 0
+    ) -> int:
         """Of a step of so many tokens, whose requests have so many tokens of context; blocks it moves."""
         base = self.base_ns + self.swap_ns * moved
         computing = _term(self.token_ns, tokens) + _term(self.attention_ns, pairs)
+        computing += _term(self.request_ns, requests)
         reading = _term(self.context_ns, context)
         if self.read_ns and tokens:
             return base + max(self.read_ns + reading, computing)

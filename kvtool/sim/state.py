@@ -40,7 +40,7 @@ RUN = _record(
     # the settings
     "allocator placement num_slots num_blocks block_size max_model_len max_running most token_budget"
     " max_batched_tokens chunked_prefill watermark_blocks full_check threshold adaptive"
-    " swaps cpu_blocks aborts base_ns token_fs context_fs attention_fs read_ns swap_ns warm_up"
+    " swaps cpu_blocks aborts base_ns token_fs context_fs attention_fs request_fs read_ns swap_ns warm_up"
     # where it stands: time, the stream of requests, lists of lines
     " clock step phase head arrived first last running decoding prefilling preempted"
     " free_lines head_line stamp holes"
@@ -159,7 +159,7 @@ def _run_record(allocator: str, where: str, settings: Settings, warm_up: int, mo
     run.aborts = settings.on_stall == ABORT_HEAD
     for name in ("base_ns", "read_ns", "swap_ns"):
         run[name] = getattr(settings.step_time, name)
-    for name in ("token", "context", "attention"):
+    for name in ("token", "context", "attention", "request"):
         run[f"{name}_fs"] = femtoseconds(getattr(settings.step_time, f"{name}_ns"))
     run.most = most
     run.until_ns = np.iinfo(np.int64).max

@@ -194,12 +194,16 @@ def steps_of(law: StepTime, batch: int, prompt: int, steps: int) -> tuple[Column
     context = batch * (prompt + place)
     pairs = context.copy()
     pairs[0] = batch * pairs_of(prompt, prompt)
-    longest = law.ns(batch * prompt, int(context[-1]), int(pairs.max())) * steps
+    top, requests = (
+        (batch * prompt, int(context[-1]), int(pairs.max())),
+        np.full(steps, batch, np.int64),
+    )
+    longest = law.ns(*top, requests=batch) * steps
     if longest > LATEST_NS:
         raise clock_is_full()
-    terms = ((law.token_ns, tokens), (law.context_ns, context), (law.attention_ns, pairs))
-    token, reading, attention = (whole_ns(each, counts) for each, counts in terms)
-    computing = token + attention
+    reading = whole_ns(law.context_ns, context)
+    terms = ((law.token_ns, tokens), (law.attention_ns, pairs), (law.request_ns, requests))
+    computing = sum((whole_ns(each, counts) for each, counts in terms), np.zeros(steps, np.int64))
     if law.read_ns:
         return tokens, context, law.base_ns + np.maximum(law.read_ns + reading, computing)
     return tokens, context, law.base_ns + reading + computing

@@ -41,8 +41,6 @@ def binds_of_kinds(row: Row) -> str:
     }
     if row["binds"]:
         longest = waits.pop(row["binds"])
-        if row["binds"] == "link":
-            longest += f", and its cache is under way for {seconds(row['transfer_s_p50'])} (p50),"
         others = ", ".join(waits.values())
         return f"{BINDS[row['binds']]}: a request waits {longest} on average, {others}."
     told = f"request waits {', '.join(waits.values())} on average."
@@ -66,7 +64,7 @@ def _slow_steps(row: Row) -> str:
 def transfers_of(row: Row) -> str:
     """Bytes over the links, and how long a cache is under way."""
     return (
-        f"{row['transfer_bytes'] / 2**30:,.3g} GiB of KV cache are sent, "
+        f"{rate(row['transfer_bytes'] / 2**30)} GiB of KV cache are sent, "
         f"{seconds(row['transfer_s_p50'])} each at p50 and {seconds(row['transfer_s_p99'])} at p99 with the wait "
         f"for the link; the links send {_share(row['link_utilisation'])} of the time."
     )

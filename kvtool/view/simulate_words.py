@@ -1,20 +1,15 @@
-"""What is said of runs of `kvtool simulate`: what must be known first, the verdict, why, and what times are worth."""
+"""What is said of runs of `kvtool simulate`: the verdict, why, and what times are worth."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from kvtool.run import Row
-from kvtool.view.words import counted, millions, rate, seconds, words_of
+from kvtool.view.simulate_lead import Named, named
+from kvtool.view.words import counted, millions, rate, seconds
 
 OFTEN = 0.01
 """Of all steps: from here on a limit that requests wait for is said to bind."""
-FEW_ANSWERS = 3
-"""Arrivals that last less than so many answers (E2E p50) show how a server fills up, not how it runs."""
-MOST_NAMED = 6
-"""Rows that a sentence names one by one."""
-MOST_SERVED = 0.99
-"""Where fewer are served, it is said before the times of those that are."""
 TIMES = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E"}
 LIMITS = {
     "seqs": "a place among the {max_num_active_seqs:,} that may run",
@@ -23,39 +18,6 @@ LIMITS = {
     "batch": "the batch before them to end",
 }
 """What requests wait for, by the `waiting_for_…_steps` of a row."""
-Named = Sequence[str]
-"""The settings in which rows differ."""
-
-
-def lead_of(row: Row) -> list[str]:
-    """What makes the times below mean something else than they seem to."""
-    told = (_found_rate(row), _grows(row), _at_once(row), _too_short(row), _of_few(row))
-    return [text for text in told if text]
-
-
-def lead_of_rows(rows: Sequence[Row], apart: Named) -> list[str]:
-    """The same of several rows, each with the rows that it is of."""
-    told = [f"{_with(row, apart)}: {_found_rate(row)}" for row in rows if _found_rate(row)]
-    if grows := [row for row in rows if row["queue_grows"]]:
-        told.append(
-            f"The queue grows without bound with {_which(grows, rows, apart)}: their times are those of a run "
-            "of this length."
-        )
-    if short := [row for row in rows if _too_short(row)]:
-        told.append(
-            f"Too few requests for a steady state with {_which(short, rows, apart)}: give more --num-requests."
-        )
-    at_once = [_at_once(row) for row in rows if _at_once(row)]
-    return [*told, *at_once[:1]]
-
-
-def _which(some: Sequence[Row], rows: Sequence[Row], apart: Named) -> str:
-    """Rows by what they are run with, or how many they are."""
-    if len(some) == len(rows):
-        return "each of these"
-    if len(some) > MOST_NAMED:
-        return f"{len(some):,} of these {len(rows):,}"
-    return "; ".join(_with(row, apart) for row in some)
 
 
 def best(rows: Sequence[Row], apart: Named) -> list[str]:
@@ -65,13 +27,17 @@ def best(rows: Sequence[Row], apart: Named) -> list[str]:
     steady = [row for row in rows if not row["queue_grows"]] or list(rows)
     served = [row for row in steady if row["finished"] == most] or steady
     if len(served) < len(rows):
-        kind = "without an endless queue " if len(steady) < len(rows) else ""
-        said.append(f"Of the {counted(len(served), 'row')} {kind}that served most:")
+        kind = " without an endless queue" if len(steady) < len(rows) else ""
+        who = f"The row{kind}" if len(served) == 1 else f"Of the {len(served):,} rows{kind}"
+        said.append(f"{who} that served most:")
+    at_once = all(row["arrivals_per_s"] is None for row in rows)
     for field, text, highest in (
         ("goodput_requests_per_s", "Highest goodput: {} requests/s", True),
         ("output_tokens_per_s", "Most output tokens/s: {}", True),
         ("ttft_s_p99", "Shortest TTFT p99: {}", False),
     ):
+        if at_once and field != "output_tokens_per_s":
+            continue
         known = [row for row in served if row[field]]
         if known:
             said.append(_extreme(known, field, text, apart, highest=highest))
@@ -85,6 +51,7 @@ def about(row: Row) -> list[str]:
         verdict(row),
         unserved(row),
         _cached(row),
+        _unsorted(row),
         _preempted(row),
         _binds(row),
         law(row),
@@ -96,13 +63,26 @@ def goal(row: Row) -> str:
     """Which share met the objective."""
     if row["slo_met_share"] is None:
         return ""
+    names = [name for name in ("ttft", "tpot", "e2e") if row[f"slo_{name}_s"] is not None]
+    several = len(names) > 1 and row["slo_met_share"] < 1
     limits = [
-        f"{TIMES[name]} {seconds(row[f'slo_{name}_s'])}" for name in ("ttft", "tpot", "e2e")
-        if row[f"slo_{name}_s"] is not None
+        f"{TIMES[name]} {seconds(row[f'slo_{name}_s'])}"
+        + (f" ({row[f'slo_{name}_met_share']:.1%})" if several else "")
+        for name in names
+    ]
+    missed = [
+        f"the shortest {TIMES[name]} is {seconds(row[f'{name}_s_min'])}" for name in names
+        if row[f"{name}_s_min"] is not None and row[f"{name}_s_min"] > row[f"slo_{name}_s"]
     ]  # fmt: skip
+    never = (
+        f" {', '.join(missed)[:1].upper()}{', '.join(missed)[1:]}: no rate meets it."
+        if missed
+        else ""
+    )
+    cut = f", {row['cut']:,} of all cut at {row['max_model_len']:,} tokens" if row["cut"] else ""
     return (
         f"{row['slo_met_share']:.1%} of requests are within {', '.join(limits)}: a goodput of "
-        f"{rate(row['goodput_requests_per_s'])} requests/s."
+        f"{rate(row['goodput_requests_per_s'])} requests/s{cut}.{never}"
     )
 
 
@@ -121,11 +101,14 @@ def verdict(row: Row) -> str:
     batch = "" if row["mean_batch"] is None else (
         f", {rate(row['mean_batch'])} requests in a step on average and at most {row['peak_batch']:,}"
     )  # fmt: skip
-    bought = row["tokens_per_usd"]
+    bought = ""
+    if row["tokens_per_usd"] is not None:
+        priced = f"at {row['usd_per_hour']:.4g} USD an hour"
+        bought = f"; {millions(row['tokens_per_usd'])} output tokens a USD, {priced}"
     return (
         f"{who} served in {seconds(row['span_s'])}: {rate(row['output_tokens_per_s'])} output "
         f"tokens/s, {rate(row['requests_per_s'])} requests/s{batch}"
-        f"{'' if bought is None else f'; {millions(bought)} output tokens a USD'}."
+        f"{bought}."
     )
 
 
@@ -153,12 +136,15 @@ def law(row: Row) -> str:
 
 def law_terms(row: Row, of: str) -> str:
     """The law of a step in words; `of` precedes the names of its terms."""
-    base, read, token, context, pair = (
-        row.get(f"{of}{name}_ns") or 0 for name in ("base", "read", "token", "context", "attention")
+    base, read, token, context, pair, request = (
+        row.get(f"{of}{name}_ns") or 0
+        for name in ("base", "read", "token", "context", "attention", "request")
     )
     computing = f"{_ns(token)} a token"
     if pair:
-        computing += f" and {_ns(pair)} a pair of a token and one that it attends to"
+        computing += f", {_ns(pair)} a pair of a token and one that it attends to"
+    if request:
+        computing += f", {_ns(request)} a request"
     if not read:
         return f"{_ns(base)}, {computing}, {_ns(context)} a token of context"
     return (
@@ -180,74 +166,15 @@ def _ns(value: float) -> str:
     )
 
 
-def _with(row: Row, apart: Named) -> str:
-    return ", ".join(words_of(row, apart)) or "these settings"
-
-
-def _found_rate(row: Row) -> str:
-    """The answer of --find-rate."""
-    found = row.get("found_rate")
-    if found is None:
-        return ""
-    refused = row.get("refused_rate")
-    beyond = (
-        "" if refused is None else f"; at {refused:.4g} it is {row['refused_rate_met_share']:.1%}"
-    )
-    return (
-        f"The highest rate that keeps the objective: {found:.4g} requests/s, at which "
-        f"{row['found_rate_met_share']:.1%} of requests meet it{beyond}."
-    )
-
-
-def _grows(row: Row) -> str:
-    if not row["queue_grows"]:
-        return ""
-    return (
-        f"The queue grows without bound: {row['arrivals_per_s']:.3g} requests arrive a second, "
-        f"{rate(row['requests_per_s'])} are served; {row['queue_mid']:,} wait in the middle of the arrivals, "
-        f"{row['queue_end']:,} at their end. Times are those of a run of this length."
-    )
-
-
-def _at_once(row: Row) -> str:
-    """Where there are no arrivals, there are no latencies of a server."""
-    if row["arrivals_per_s"] is not None or row["requests"] < 2 or not row["finished"]:
-        return ""
-    return (
-        "All requests wait from the start: TTFT and E2E are of a queue of this length (--rate 4 lets them "
-        "arrive); throughput and ITL are what counts here."
-    )
-
-
-def _too_short(row: Row) -> str:
-    """Arrivals that end before the first answers do."""
-    per_s, answer = row["arrivals_per_s"], row["e2e_s_p50"]
-    if row["queue_grows"] or not per_s or answer is None or row.get("found_rate"):
-        return ""
-    lasts = (row["requests"] - 1) / per_s
-    if lasts >= FEW_ANSWERS * answer:
-        return ""
-    return (
-        f"The arrivals last {seconds(lasts)} and an answer takes {seconds(answer)} (E2E p50): too short for a "
-        "steady state, give more --num-requests."
-    )
-
-
-def _of_few(row: Row) -> str:
-    asked, finished = row["requests"], row["finished"]
-    if not finished or finished >= MOST_SERVED * asked:
-        return ""
-    return f"Times are of the {finished:,} of {asked:,} requests that are served."
-
-
 def _extreme(rows: Sequence[Row], field: str, text: str, apart: Named, *, highest: bool) -> str:
     """The row with the most or the least of something; who shares it is named too."""
     value = (max if highest else min)(float(row[field]) for row in rows)
-    firsts = [row for row in rows if float(row[field]) == value]
-    shown = text.format(rate(value) if highest else seconds(value))
+    written = rate if highest else seconds  # what looks the same is no winner
+    firsts = [row for row in rows if written(float(row[field])) == written(value)]
+    shown = text.format(written(value))
     if len(firsts) == len(rows) > 1:
         return f"{shown} with each of them."
-    return f"{shown} with {' or '.join(_with(row, apart) for row in firsts)}."
+    return f"{shown} with {' or '.join(named(row, apart) for row in firsts)}."
 
 
 def _alike(rows: Sequence[Row], apart: Named) -> list[str]:
@@ -275,6 +202,17 @@ def _cached(row: Row) -> str:
     return (
         f"{hit:,} of {queried:,} prompt tokens were cached, {hit / queried:.1%}; "
         f"{counted(row['evictions'], 'eviction')}."
+    )
+
+
+def _unsorted(row: Row) -> str:
+    """Where the order of the queue could not do its work."""
+    steps = row["unsorted_steps"]
+    if not steps:
+        return ""
+    return (
+        f"After {steps:,} of {counted(row['steps'], 'step')} more than 128 were waiting: SGLang does not sort so "
+        "many, and the order is that of arrival."
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from textwrap import wrap
 
 from kvtool.run import Row
-from kvtool.simulate import STRETCHES, Timeline
+from kvtool.timeline import STRETCHES, Timeline
 from kvtool.view import Chart, Charts, Line
 
 LETTERS = 100
@@ -52,7 +52,8 @@ def _title(rows: Sequence[Row]) -> str:
     words = [str(value) for value in shared.values() if value is not None]
     if rate is not None:
         words.append(f"{rate} requests/s" if rate.replace(".", "").isdigit() else rate)
-    grows = ["a queue grows without bound"] if any(row["queue_grows"] for row in rows) else []
+    which = dict.fromkeys(row["scheduler"] for row in rows if row["queue_grows"])
+    grows = [f"the queue of {' and '.join(which)} grows without bound"] if which else []
     basis = {row["step_time_basis"] for row in rows}
     about = [f"step times: {basis.pop()}"] if len(basis) == 1 else []
     means = f"means over {STRETCHES} stretches of time"

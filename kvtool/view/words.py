@@ -45,12 +45,15 @@ def told_apart(row: Row, rows: Iterable[Row]) -> str:
 
 def words_of(row: Row, names: Iterable[str]) -> list[str]:
     """Each named field in words; one without a value is left out."""
-    bare = ("engine", "kv_dtype")
-    return [
-        str(row[name]) if name in bare else f"{name.replace('_', ' ')} {row[name]}"
-        for name in names
-        if row[name] is not None
-    ]
+    return [_in_words(name, row[name]) for name in names if row[name] is not None]
+
+
+def _in_words(name: str, value: object) -> str:
+    if name in ("engine", "kv_dtype"):
+        return str(value)
+    if name == "link_bits_per_s" and isinstance(value, int):
+        return f"link {value / 1e9:,g} Gb/s"
+    return f"{name.replace('_', ' ')} {value}"
 
 
 def rate(value: float | None) -> str:

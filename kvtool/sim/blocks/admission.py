@@ -92,3 +92,4 @@ def note_hits(run: Any, request: Any, cached: int) -> None:
         request.cached_tokens_after_preemption += cached
         run.requery += queried
         run.rehit += cached
+        run.regained += min(cached, request.lost)

@@ -3,7 +3,8 @@
 All that wait are matched in their order, whole blocks of all their tokens, and sorted by the tokens found,
 most first; those of one length stay in the order in which they were. Of those that found little and begin
 alike, all but the first are put last for this step: once the first is computed, the others find it. Where
-more wait than MOST_SORTED nobody is matched, and the order is that of before.
+more wait than MOST_SORTED nobody is matched, and the order is that of before. Who is preempted waits behind
+all others, as managers/scheduler.py appends whom it retracts; who that is, is vLLM's rule.
 """
 
 from __future__ import annotations

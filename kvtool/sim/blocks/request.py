@@ -44,6 +44,8 @@ class Request:
     first_token_ns: int = -1
     finish_ns: int = -1
     num_preemptions: int = 0
+    lost_tokens: int = 0
+    """That were computed when it was preempted last."""
     cached_tokens_first: int = -1
     cached_tokens_after_preemption: int = 0
     status: int = UNFINISHED

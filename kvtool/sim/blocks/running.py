@@ -87,6 +87,7 @@ def preempt(s: State, memory: Any, at: int) -> None:
         request.in_step = NONE
     run.preemptions += 1
     run.recomputed += request.computed
+    request.lost = request.computed
     request.num_preemptions += 1
     request.computed = 0
     remove_running(run, s.requests, at)

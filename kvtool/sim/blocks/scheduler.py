@@ -34,8 +34,7 @@ from kvtool.sim.settings import (
     pairs_of,
 )  # fmt: skip
 
-IN_FLIGHT = 2
-"""Steps that asynchronous scheduling has under way."""
+IN_FLIGHT = 2  # steps that asynchronous scheduling has under way
 
 
 class CachedScheduler:
@@ -55,7 +54,7 @@ class CachedScheduler:
         self.last_end_ns = 0
         self.is_stopped = False
         self.queried_tokens = self.hit_tokens = self.requery_tokens = self.rehit_tokens = 0
-        self.recomputed_tokens = 0
+        self.recomputed_tokens = self.regained_tokens = 0
         self.children: dict[int, list[Request]] = {}
         for request in requests:
             if request.arrival_ns < 0:
@@ -94,11 +93,11 @@ class CachedScheduler:
                 self._end(request, REJECTED, -1)
 
     def _wait(self, request: Request, *, in_front: bool = False) -> None:
-        """R5 and R19: behind all others, or in front; by priority at its place."""
+        """R5 and R19: behind all others, or in front, but not by longest match; by priority at its place."""
         if self.settings.policy == PRIORITY:
             self.waiting.append(request)
             self.waiting = deque(sorted(self.waiting, key=lambda one: (*one.order, one.index)))
-        elif in_front:
+        elif in_front and self.settings.policy != LPM:
             self.waiting.appendleft(request)
         else:
             self.waiting.append(request)
@@ -119,17 +118,17 @@ class CachedScheduler:
             if samples and self.settings.async_scheduling:
                 request.placeholders += 1
             batch.scheduled.append((request, n, samples))
-        tokens = sum(self.scheduled.values())
+        tokens, requests = sum(self.scheduled.values()), len(self.scheduled)
         context = sum(request.computed for request in self.scheduled)
         pairs = sum(pairs_of(n, request.computed) for request, n in self.scheduled.items())
         batch.end_ns = begin_ns = max(self.last_end_ns, self.clock_ns)
-        if self.scheduled or not self.settings.async_scheduling:
-            batch.end_ns += self.settings.step_time.ns(tokens, context, pairs)
+        if requests or not self.settings.async_scheduling:
+            batch.end_ns += self.settings.step_time.ns(tokens, context, pairs, requests=requests)
         self.last_end_ns = batch.end_ns
         self.steps.append(
             Step(
                 scheduled_tokens=tokens,
-                batch=len(self.scheduled),
+                batch=requests,
                 running=len(self.running),
                 waiting=len(self.waiting),
                 used_blocks=self.pool.num_blocks - self.pool.num_free,
@@ -140,7 +139,7 @@ class CachedScheduler:
                 end_ns=batch.end_ns,
             )
         )
-        if self.scheduled or not self._is_stuck(preempted=preempted):
+        if requests or not self._is_stuck(preempted=preempted):
             self.in_flight.append(batch)
         else:
             self._stall(batch)
@@ -213,6 +212,7 @@ class CachedScheduler:
         """R5: its blocks are free at once; generated tokens are kept."""
         self.preemptions.append((step, victim.index))
         self.recomputed_tokens += victim.computed
+        victim.lost_tokens = victim.computed
         victim.num_preemptions += 1
         self.pool.release(victim, finished=False)
         victim.computed = 0
@@ -284,6 +284,7 @@ class CachedScheduler:
         request.cached_tokens_after_preemption += cached
         self.requery_tokens += queried
         self.rehit_tokens += cached
+        self.regained_tokens += min(cached, request.lost_tokens)
 
     # -- its output
 
@@ -337,8 +338,7 @@ class CachedScheduler:
         """
         if not preempted:
             return not any(batch.scheduled for batch in self.in_flight)
-        head = self.waiting[0]
-        larger = head.num_tokens > self.settings.num_slots
+        larger = self.waiting[0].num_tokens > self.settings.num_slots
         return larger and not self.running and not self.settings.reserve_full_prompt
 
     def _stall(self, batch: Batch) -> None:

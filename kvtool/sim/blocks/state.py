@@ -52,7 +52,7 @@ RUN = _record(
     "num_blocks block_size max_model_len max_running token_budget max_batched_tokens chunked_prefill"
     " watermark_blocks full_check threshold adaptive aborts caching by_priority by_match to_eos"
     " most_in_flight"
-    " base_ns token_fs context_fs attention_fs read_ns"
+    " base_ns token_fs context_fs attention_fs request_fs read_ns"
     # time, and who is where: `sorted` known arrivals of which `next_sorted` is next, `pending` later
     # ones, `head` to `arrived` in the order of arrival, or `heaped` by priority, `preempted` in front
     " clock last_end step count sorted next_sorted pending arrived head heaped preempted"
@@ -63,7 +63,7 @@ RUN = _record(
     # that waits has one, and the step whose queue is sorted
     " named_for named first_name row_names rows free_row sorted_in"
     # sums over the run
-    " ended preemptions recomputed queried hit requery rehit stopped steps_kept gaps_kept work"
+    " ended preemptions recomputed queried hit requery rehit regained stopped steps_kept gaps_kept work"
     # this step; `midway`: its running requests are scheduled, and it waits for room
     " midway budget crowd now_tokens now_context now_beyond now_batch places preempted_before evicted_before"
     " held_up"
@@ -88,7 +88,7 @@ REQUEST = _record(
     # neighbours among those that run; the table: its length, its last place, how many of its blocks
     # can be found, and the place of the next one
     "next previous blocks last_cell registered open_cell place is_running"
-    " num_preemptions status first_child next_child",
+    " num_preemptions lost status first_child next_child",
 )
 PIECE = _record("value shift end")
 """Tokens of one value: that at place p of the request is (value, shift + p), up to place `end`."""
@@ -207,7 +207,7 @@ def _run_record(requests: Requests, settings: Settings) -> Records:
     ):  # fmt: skip
         run[name] = getattr(settings, name)
     run.base_ns, run.read_ns = settings.step_time.base_ns, settings.step_time.read_ns
-    for name in ("token", "context", "attention"):
+    for name in ("token", "context", "attention", "request"):
         run[f"{name}_fs"] = femtoseconds(getattr(settings.step_time, f"{name}_ns"))
     run.full_check = settings.reserve_full_prompt
     run.threshold = settings.long_prefill_threshold

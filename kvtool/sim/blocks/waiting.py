@@ -109,16 +109,25 @@ def wait_by_priority(s: State, at: int) -> None:
 
 @part
 def wait_in_front(s: State, at: int) -> None:
-    """R5: who was preempted waits before all others."""
+    """R5: who was preempted waits before all others; by match, behind them, as SGLang appends it."""
     if s.run.by_priority:
         wait_by_priority(s, at)
         return
-    if s.run.by_match:  # it was in the list before, which is one list because it is sorted as one
-        s.run.head -= 1
-        s.queues[s.run.count + s.run.head] = at
+    if s.run.by_match:
+        wait_behind(s, at)
         return
     s.lists[s.run.preempted].preempted = at
     s.run.preempted += 1
+
+
+@part
+def wait_behind(s: State, at: int) -> None:
+    """The last of the queue, in which everybody has one place: those before it move up to the head."""
+    run, queues = s.run, s.queues
+    run.head -= 1
+    for k in range(run.count + run.head, run.count + run.arrived - 1):
+        queues[k] = queues[k + 1]
+    queues[run.count + run.arrived - 1] = at
 
 
 @part
