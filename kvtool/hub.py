@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from kvtool import __version__
 from kvtool.errors import KvtoolError
-from kvtool.hub_errors import Asked, bad_endpoint, explain, not_a_hub, offline
+from kvtool.hub_errors import (
+    Asked,
+    bad_endpoint,
+    bad_header,
+    explain,
+    no_safetensors,
+    not_a_hub,
+    offline,
+)
 
 T = TypeVar("T")
 
@@ -23,6 +31,8 @@ _REPO_ID = re.compile(r"\b[\w.-]{1,96}\b/\b[\w.-]{1,96}\b", re.ASCII)
 ANSWER_TIMEOUT_S = 3
 DOWNLOAD_TIMEOUT_S = 3
 SLACK_S = 2
+HEADERS_TIMEOUT_S = 60
+"""For the headers of all files of a checkpoint: a request or two for each of a hundred files."""
 LONGEST_WAIT_S = 86_400
 _QUIET = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -84,6 +94,43 @@ def fetch_beside(beside: HubFile, repo_id: str, filename: str) -> HubFile | None
             return None
         raise
     return HubFile(path=path, commit=beside.commit)
+
+
+def fetch_headers(repo_id: str, *, revision: str | None) -> dict[str, Mapping[str, Any]]:
+    """The headers of a repository's safetensors files, by file: name → dtype, shape, data_offsets."""
+    _check_id(repo_id)
+    _check_revision(revision)
+    _load_library()
+    asked = _asked(repo_id, "model.safetensors", revision or "main")
+    if _is_offline():
+        raise offline(asked)
+    try:
+        return _within(lambda: _headers(asked), asked, max(_deadline(), HEADERS_TIMEOUT_S))
+    except KvtoolError as error:
+        if error.code == "no_config":  # there is a repository, and no such file
+            raise no_safetensors(f"{repo_id} at revision '{asked.revision}'") from error
+        raise
+
+
+def _headers(asked: Asked) -> dict[str, Mapping[str, Any]]:
+    from huggingface_hub import get_safetensors_metadata
+    from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
+
+    try:
+        found = get_safetensors_metadata(asked.repo_id, revision=asked.revision)
+    except NotASafetensorsRepoError:
+        # It says so of repositories that are missing or private, too: the file's own answer tells.
+        _ask(asked)
+        raise no_safetensors(asked.repo_id) from None
+    except SafetensorsParsingError as error:
+        raise bad_header(f"a safetensors file of {asked.repo_id}") from error
+    return {
+        name: {
+            tensor: {"dtype": one.dtype, "shape": one.shape, "data_offsets": list(one.data_offsets)}
+            for tensor, one in file.tensors.items()
+        }
+        for name, file in found.files_metadata.items()
+    }
 
 
 def _load_library() -> None:
@@ -167,17 +214,22 @@ def _cached(asked: Asked) -> HubFile | None:
     )
 
 
-def _download(asked: Asked, cached: HubFile | None, max_bytes: int) -> HubFile:
+def _ask(asked: Asked) -> Any:
+    """What the Hub says of a file: its size, its commit."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
-    # Asked first and alone: hf_hub_download repeats a request that fails, for minutes, and then
-    # no longer says why it failed.
-    found = get_hf_file_metadata(
+    return get_hf_file_metadata(
         hf_hub_url(asked.repo_id, asked.filename, revision=asked.revision),
         timeout=_answer_timeout(),
         library_name="kvtool",
         library_version=__version__,
     )
+
+
+def _download(asked: Asked, cached: HubFile | None, max_bytes: int) -> HubFile:
+    # Asked first and alone: hf_hub_download repeats a request that fails, for minutes, and then
+    # no longer says why it failed.
+    found = _ask(asked)
     if found.commit_hash is None or found.etag is None:
         raise not_a_hub(asked)
     if found.size is not None and found.size > max_bytes:

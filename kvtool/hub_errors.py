@@ -68,6 +68,25 @@ def not_a_hub(asked: Asked) -> KvtoolError:
     )
 
 
+def no_safetensors(where: str) -> KvtoolError:
+    """Nothing that can be read: pickled weights (*.bin) would have to be run."""
+    return KvtoolError(
+        f"{where} has no safetensors files",
+        "other formats (*.bin, *.pth, *.gguf) are not read: give --weights 16GiB, or name a"
+        " repository or a folder with safetensors",
+        code="no_safetensors",
+    )
+
+
+def bad_header(where: str, why: str = "its header is not one of the format") -> KvtoolError:
+    """A file that says it is safetensors, and is not."""
+    return KvtoolError(
+        f"{where} cannot be read: {why}",
+        "download it again, or give --weights 16GiB",
+        code="bad_safetensors",
+    )
+
+
 def _kinds(error: BaseException) -> set[str]:
     # By name: huggingface_hub 1.x raises httpx's classes, 2.x those of httpx2.
     return {kind.__name__ for kind in type(error).__mro__}

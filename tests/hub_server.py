@@ -47,6 +47,8 @@ class Hub:
     url: str
     cdn_url: str = ""
     commit: str = COMMIT
+    files: dict[str, bytes] = field(default_factory=dict)
+    """What acme/weights holds, and nothing else."""
     requests: list[tuple[str, str]] = field(default_factory=list)
     cdn_authorizations: list[str | None] = field(default_factory=list)
     closing: threading.Event = field(default_factory=threading.Event)
@@ -85,7 +87,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         repo, _, rest = self.path.partition("/resolve/")
         behaviour, filename = repo.split("/")[-1], rest.rpartition("/")[2]
-        if behaviour in REFUSALS:
+        if behaviour == "weights":
+            self._weights(filename)
+        elif behaviour in REFUSALS:
             self._send(*REFUSALS[behaviour])
         elif filename == "hf_quant_config.json" and behaviour == "quantised-limited":
             self._send(*REFUSALS["limited"])
@@ -122,6 +126,19 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, headers, b" " * (9 * 2**20))
         else:
             self._send(200, headers, b"[]" if behaviour == "list" else body)
+
+    def _weights(self, filename: str) -> None:
+        """A file, or the part of it that is asked for."""
+        body = self.hub.files.get(filename)
+        if body is None:
+            self._send(*REFUSALS["no-config"])
+            return
+        headers = {"ETag": f'"{filename}"', "X-Repo-Commit": self.hub.commit}
+        start, _, end = (self.headers["Range"] or "").removeprefix("bytes=").partition("-")
+        if not start:
+            self._send(200, headers, body)
+            return
+        self._send(206, headers, body[int(start) : int(end or len(body)) + 1])
 
     def _drip(self) -> None:
         """A byte now and then: no single read is late, and the answer never ends."""
