@@ -219,15 +219,13 @@ def claim_presets() -> tuple[ClaimPreset, ...]:
 @cache
 def class_defaults() -> dict[str, Any]:
     """What a config.json may leave to the class of its model type in transformers."""
-    defaults: dict[str, Any] = json.loads((_ROOT / "class_defaults.json").read_text("utf-8"))
-    return defaults
+    return dict(json.loads((_ROOT / "class_defaults.json").read_text("utf-8")))
 
 
 @cache
 def weight_defaults() -> dict[str, Any]:
     """The same for the types whose parameters are counted, and what is nested in them: every key."""
-    defaults: dict[str, Any] = json.loads((_ROOT / "weight_defaults.json").read_text("utf-8"))
-    return defaults
+    return dict(json.loads((_ROOT / "weight_defaults.json").read_text("utf-8")))
 
 
 def preset_ids(kind: str) -> tuple[str, ...]:

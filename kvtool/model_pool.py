@@ -20,7 +20,7 @@ from kvtool.errors import KvtoolError, usage_error
 from kvtool.model import read_model
 from kvtool.model.shape import LayerCache, ModelShape
 from kvtool.units import format_bytes, parse_bytes, parse_count
-from kvtool.weights import estimate
+from kvtool.weights.counted import in_words, weights_of
 
 if TYPE_CHECKING:
     from kvtool.config import LoadedConfig
@@ -271,11 +271,13 @@ def _kind(entry: LayerCache) -> str:
 
 def _left(device: _Device, loaded: LoadedConfig, layout: CacheLayout) -> tuple[int, str, list[str]]:
     """What the weights leave of a GPU's memory, how it came about, and notes."""
-    notes, weights = [], device.weights
-    if weights is None:
-        weights, note = estimate(loaded.name, loaded.config, layout.shape, layout.dtype)
-        notes.append(note)
-    share = -(-weights // device.tp)
+    notes: list[str] = []
+    if device.weights is None:
+        found = weights_of(loaded.name, loaded.config, layout.shape, layout.dtype)
+        notes.append(in_words(loaded.name, found))
+        share = found.rank_bytes(device.tp)
+    else:
+        share = -(-device.weights // device.tp)
     budget = int(device.usable_bytes * Fraction(str(device.utilization)))
     if share >= budget:
         raise KvtoolError(

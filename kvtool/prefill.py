@@ -23,7 +23,7 @@ from kvtool.model import read_model
 from kvtool.model.shape import LayerCache, ModelShape
 from kvtool.model_pool import Gpus, gpus_of, layers_in_words, layout_of, ranks_of
 from kvtool.units import parse_bytes
-from kvtool.weights import QUANTISED, Counted, count, estimate, has_experts, of_bytes
+from kvtool.weights.counted import Counted, count, in_words, of_bytes, summed, weights_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 EFFICIENCY = 0.5
 """Share of the peak that a prefill reaches unless another is asked for: an estimate, not measured.
 Pope et al. 2022 (arXiv 2211.05102, abstract) report 0.76 for PaLM 540B in large batches."""
-STORED = (*QUANTISED, "dtype", "torch_dtype")
-"""Keys that say how weights are stored, not how many there are."""
 LEAVE_OUT = "leave out --model: hit rates need none"
 SECONDS_WITHOUT_GPU = "without --gpu there are FLOPs, and no seconds"
 
@@ -282,9 +280,7 @@ def _attention(layout: CacheLayout) -> tuple[Attention, ...]:
 def _check_counted(loaded: LoadedConfig, shape: ModelShape) -> None:
     """Refuse what no formula here covers: experts, and layers that do not attend to what they keep."""
     why = ""
-    if has_experts(loaded.config):
-        why = "it has experts, and which of them a token meets is not counted yet"
-    elif not all(map(_attends, shape.layers)) or shape.rows_per_sequence != 1:
+    if not all(map(_attends, shape.layers)) or shape.rows_per_sequence != 1:
         why = f"its layers are {layers_in_words(shape)}"
     elif len(shape.layers) != shape.num_modules:
         why = f"its {shape.num_modules} layers keep {len(shape.layers)} caches"
@@ -308,17 +304,18 @@ def _weights(
 ) -> tuple[Counted, int, tuple[str, ...]]:
     """What multiplies a token, bytes of all weights, and notes.
 
-    With --weights it does not matter how a type that is counted is stored: a quantised model
-    multiplies by as many parameters. A type that is not is estimated from the bytes.
+    A quantised model multiplies by as many parameters. A type that is not counted is estimated from the
+    bytes that --weights gives.
     """
     name, config, shape = loaded.name, loaded.config, layout.shape
     try:
         if given is None:
-            weights, note = estimate(name, config, shape, layout.dtype)
-            return count(name, config, shape), weights, (note,)
-        plain = {key: value for key, value in config.items() if key not in STORED}
+            found = weights_of(name, config, shape, layout.dtype)
+            counted = summed(one.part for one in found.parts)
+            return counted, found.bytes, (in_words(name, found), *_of_experts(name, counted))
         with suppress(KvtoolError):
-            return count(name, plain, shape), given, ()
+            counted = count(name, config, shape)
+            return counted, given, _of_experts(name, counted)
         counted, note = of_bytes(name, config, shape, layout.dtype, given)
         return counted, given, (note,)
     except KvtoolError as error:
@@ -326,3 +323,12 @@ def _weights(
             raise
         hint = LEAVE_OUT if given else f"give --weights 16GiB (the whole model's), or {LEAVE_OUT}"
         raise KvtoolError(error.message, hint, code=error.code) from error
+
+
+def _of_experts(name: str, counted: Counted) -> tuple[str, ...]:
+    if counted.resident == counted.matrices:
+        return ()
+    return (
+        f"{name}: a token meets {counted.matrices:,} of {counted.resident:,} parameters of matrices; a step "
+        "is taken to read all experts, the most that few requests do",
+    )

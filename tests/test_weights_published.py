@@ -101,3 +101,24 @@ def test_experts_of_minicpm_and_deepseek() -> None:
 def test_what_is_not_understood_is_refused(name: str, changed: dict[str, Any]) -> None:
     with pytest.raises(KvtoolError):
         counted(name, **changed)
+
+
+@pytest.mark.parametrize(
+    ("model", "count"),
+    [  # as their model cards and safetensors headers say
+        ("llama-3.1-8b", 8_030_261_248),
+        ("llama-3.1-70b", 70_553_706_496),
+        ("llama-3.2-1b", 1_235_814_400),
+        ("mistral-7b-v0.3", 7_248_023_552),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen3-0.6b", 596_049_920),
+        ("gemma-2b", 2_506_172_416),
+        ("phi-4", 14_659_507_200),
+        ("pythia-160m", 162_322_944),
+        ("pythia-12b", 11_846_072_320),
+        ("gpt2", 124_439_808),
+        ("opt-6.7b", 6_658_473_984),
+    ],
+)
+def test_published_counts(model: str, count: int) -> None:
+    assert total(counted(model)).count == count

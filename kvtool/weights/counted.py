@@ -1,4 +1,4 @@
-"""What of a model's parameters multiplies a token, and what a model has that is known by its bytes alone."""
+"""What of a model's parameters multiplies a token, the bytes of all, and what is known of bytes alone."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from kvtool.model.shape import ModelShape
 from kvtool.units import format_bytes
 from kvtool.weights.counting import not_counted, parts_of
 from kvtool.weights.parts import TEXT, Part
+from kvtool.weights.stored import Stored, stored
 
 QUANTISED = ("quantization_config", "compression_config", "hf_quant_config")
 
@@ -41,13 +42,27 @@ def count(name: str, config: Mapping[str, Any], shape: ModelShape) -> Counted:
 def summed(parts: Iterable[Part]) -> Counted:
     """Parts as one count."""
     parts = tuple(parts)
-    layers = [part for part in parts if part.role in TEXT and part.role not in ("embedding", "head")]
+    layers = [
+        part for part in parts if part.role in TEXT and part.role not in ("embedding", "head")
+    ]
     return Counted(
         total=sum(part.size.count for part in parts),
         matrices=sum(part.active.matrices for part in layers),
         head=sum(part.size.matrices for part in parts if part.role == "head"),
         looked_up=sum(part.size.count for part in parts if part.role == "embedding"),
         resident=sum(part.size.matrices for part in layers),
+    )
+
+
+def weights_of(name: str, config: Mapping[str, Any], shape: ModelShape, dtype: Dtype) -> Stored:
+    """The bytes of all its parts, as the checkpoint stores them; KvtoolError for a type without a recipe."""
+    return stored(parts_of(name, config, shape), config, dtype, name=name)
+
+
+def in_words(name: str, found: Stored) -> str:
+    """The note on what they are counted by."""
+    return (
+        f"{name}: its weights are {format_bytes(found.bytes)}: {found.basis} (--weights sets them)"
     )
 
 
@@ -60,10 +75,14 @@ def of_bytes(
     A config that does not say so is tied: transformers writes tie_word_embeddings if it is false.
     """
     part = language_part(config, catalog.class_defaults()["types"])
+    if _has_experts(config):
+        raise not_counted(name, "it has experts, and bytes do not tell which of them a token meets")
     quantised = next((key for key in QUANTISED if part.anywhere(key) is not None), "")
     stated = part.anywhere("dtype", "torch_dtype")
     if quantised or (shape.dtype is None and stated not in (None, "", "auto")):
-        raise not_counted(name, f"its config has {quantised or str(stated)[:40]}: bytes do not tell")
+        raise not_counted(
+            name, f"its config has {quantised or str(stated)[:40]}: bytes do not tell"
+        )
     total = weights * 8 // dtype.bits
     hidden, words = part.keys.maybe("hidden_size"), part.keys.maybe("vocab_size")
     head = hidden.value * words.value if hidden and words else 0
@@ -83,4 +102,14 @@ def of_bytes(
     return found, (
         f"{name}: its parameters are an estimate: {format_bytes(weights)} in {dtype.name} are "
         f"{total:,}, {less}"
+    )
+
+
+def _has_experts(config: Mapping[str, Any]) -> bool:
+    """More than one expert, by any key that speaks of them."""
+    return any(
+        _has_experts(value)
+        if isinstance(value, Mapping)
+        else "expert" in key and type(value) is int and value > 1
+        for key, value in config.items()
     )

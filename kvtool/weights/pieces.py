@@ -100,9 +100,10 @@ def stack(
     yield Part(role=role, size=Size(vectors * count))
 
 
-def mlp(
-    *, width: Width = width_of("intermediate_size"), gated: bool = True, bias: Flag = False
-) -> Piece:
+USUAL_WIDTH = width_of("intermediate_size")
+
+
+def mlp(*, width: Width = USUAL_WIDTH, gated: bool = True, bias: Flag = False) -> Piece:
     """A dense MLP."""
 
     def piece(model: Model, layer: Layer) -> Iterator[Part]:

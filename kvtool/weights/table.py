@@ -6,8 +6,8 @@ from kvtool.weights.crossing import CROSSING
 from kvtool.weights.dense import DENSE
 from kvtool.weights.gemma import GEMMA
 from kvtool.weights.hybrids import HYBRIDS
-from kvtool.weights.latent import LATENT, LATENT_LIKE
 from kvtool.weights.inside import INSIDE
+from kvtool.weights.latent import LATENT, LATENT_LIKE
 from kvtool.weights.pieces import Whole
 from kvtool.weights.published import PUBLISHED, PUBLISHED_LIKE
 from kvtool.weights.recipe import Recipe
