@@ -142,7 +142,7 @@ def _split(body: str) -> list[str]:
 
 
 def _expand(branch: str) -> Iterator[str]:
-    """The same without groups, of which none may be nested or repeated."""
+    """The same without groups, of which none may be repeated."""
     found = re.search(r"(?<!\\)\((\?:)?([^()?]*)\)(?![*+?{])", branch)
     if found is None:
         if re.search(r"(?<!\\)[()]", branch):

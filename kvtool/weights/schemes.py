@@ -71,7 +71,7 @@ def scheme_of(config: Mapping[str, Any], *, name: str = "the model") -> Scheme:
     found = _said(level)
     if found is None:
         return Scheme()
-    key, raw = found
+    key, raw, inside = found
     if not isinstance(raw, Mapping):
         raise refuse(f"{key} is not an object")
     method = _method(key, raw)
@@ -87,15 +87,18 @@ def scheme_of(config: Mapping[str, Any], *, name: str = "the model") -> Scheme:
         raise not_counted(name, f"{key} has {error}") from None
     if not scheme.by_role and not scheme.named:
         return Scheme()
+    if inside:  # it speaks of the language model alone
+        reached = {role: how for role, how in scheme.by_role.items() if role not in TOWERS}
+        scheme = replace(scheme, by_role=reached)
     return replace(scheme, key=key, kind=level.keys.model_type)
 
 
-def _said(level: Level) -> tuple[str, Any] | None:
-    """The innermost level that says something; an empty object says nothing."""
+def _said(level: Level) -> tuple[str, Any, bool] | None:
+    """The innermost level that says something, and if it is inside another; an empty object says nothing."""
     for raw in (level.keys.raw, *reversed(level.above)):
         for key in SAID_IN:
             if raw.get(key) not in (None, {}):
-                return key, raw[key]
+                return key, raw[key], bool(level.above) and raw is not level.above[0]
     return None
 
 

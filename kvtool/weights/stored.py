@@ -175,11 +175,11 @@ def _check_work(name: str, parts: Sequence[Part], scheme: Scheme) -> None:
 def _shares(scheme: Scheme, role: Role, layer: int | None) -> Shares:
     """Of a role's modules, in the wording that the lists speak of most."""
     usual = scheme.by_role.get(role)
-    best, most = [usual], Fraction(0)
+    best, most = [usual], 0
     if scheme.left or scheme.named:
         for modules in wordings(role, layer, scheme.kind):
             found = [_one(scheme, names, layer or 0) for names in modules]
-            hits = Fraction(sum(hit for hit, _ in found), len(found))
+            hits = sum(hit for hit, _ in found)
             if hits > most:
                 best, most = [value if hit else usual for hit, value in found], hits
     return tuple((one, Fraction(best.count(one), len(best))) for one in dict.fromkeys(best))
