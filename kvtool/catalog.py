@@ -1,7 +1,7 @@
 """What kvtool knows beforehand: models, GPUs, workloads, claims, class defaults.
 
-tomllib is pure Python, so one preset is found by scanning the text for its name and only its own
-table is parsed; a whole kind is parsed, and validated, when it is listed.
+tomllib is pure Python: one preset is found by scanning the text for its name and only its own table
+is parsed; a whole kind is parsed, and validated (by pydantic, imported only then), when it is listed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ _TRAILING_COMMENTS = re.compile(r"(?:\n[ \t]*(?:#[^\n]*)?)*\Z")
 class ModelPreset:
     """A model's config.json as its source prints it; keys that are null there are None here."""
 
-    # pydantic's own hook: set here so that nothing imports it until a listing validates.
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     name: str
@@ -56,7 +55,7 @@ class GpuPreset:
     nominal_memory: str
     nominal_gb: float
     usable_bytes: int | None = None
-    """The driver's total. The marketed figure is no substitute: it is neither GB nor GiB."""
+    """The driver's total; the marketed figure is neither GB nor GiB."""
     bandwidth_gb_s: float
     dense_bf16_tflops: float | None = None
     dense_fp16_tflops: float | None = None
@@ -77,10 +76,7 @@ class GpuPreset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadPreset:
-    """Lengths in tokens as `kvtool.lengths` reads them, and what else defines an experiment.
-
-    None means that the preset does not say: without a rate, all requests are there at the start.
-    """
+    """Lengths in tokens as `kvtool.lengths` reads them. Without a rate, all are there at the start."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 

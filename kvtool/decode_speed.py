@@ -12,8 +12,12 @@ from dataclasses import dataclass
 from kvtool.cache import CacheLayout
 from kvtool.engines import ideal
 from kvtool.model.shape import LayerCache
-from kvtool.step_law import OVERHEAD_NS, READ_EFFICIENCY
 
+OVERHEAD_NS = 1_000_000
+"""Of a step on the host: an estimate. vLLM's own scheduler takes 0.3 to 1.3 ms (docs/performance.md)."""
+READ_EFFICIENCY = 0.8
+"""Share of the peak bandwidth that reading reaches: an estimate. Paged decode kernels measured elsewhere
+reach 0.78 to 0.9 of a copy's bandwidth."""
 COMPUTE_EFFICIENCY = 0.5
 """Share of the peak that matrices reach in a step: an estimate, as for a prefill."""
 MOST_BATCH = 2**20

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvtool.decode_speed import OVERHEAD_NS, READ_EFFICIENCY
 from kvtool.errors import usage_error
 from kvtool.requests import SECOND_NS
 from kvtool.sim.settings import StepTime
@@ -20,11 +21,6 @@ from kvtool.units import format_bytes
 if TYPE_CHECKING:
     from kvtool.prefill import Prefill
 
-OVERHEAD_NS = 1_000_000
-"""Of a step on the host: an estimate. vLLM's own scheduler takes 0.3 to 1.3 ms (docs/performance.md)."""
-READ_EFFICIENCY = 0.8
-"""Share of the peak bandwidth that reading reaches: an estimate. Paged decode kernels measured elsewhere
-reach 0.78 to 0.9 of a copy's bandwidth."""
 DIGITS = 6
 """Of a time in ns: as many as the clock keeps (kvtool.sim.settings.femtoseconds)."""
 

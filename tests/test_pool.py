@@ -201,14 +201,16 @@ def test_weights_are_estimated_where_they_are_not_given() -> None:
 
 
 def test_gpus_are_ranks_that_share_the_weights() -> None:
-    """A rank of 8: 76,968,728,985 − 141,107,412,992 / 8 of Llama-3.1-70B; 10,240 × 4 bytes."""
+    """A rank of 8: 76,968,728,985 − 141,107,412,992 / 8 of Llama-3.1-70B, whose 161 norms of 8,192 every
+    rank has whole; 10,240 × 4 bytes."""
     got = pool(model="llama-3.1-70b", gpu="h100:8")
-    assert got.kv_bytes == 76_968_728_985 - 17_638_426_624
+    norms = 161 * 8192 * 2
+    assert got.kv_bytes == 76_968_728_985 - (141_107_412_992 - norms) // 8 - norms
     assert got.bytes_per_token == 80 * 2 * 1 * 128 * 2
     assert got.source.endswith("(llama-3.1-70b, bf16, tp 8)")
     assert pool(model="llama-3.1-70b", gpu="h100", tp=8).kv_bytes == got.kv_bytes
     half = pool(model="llama-3.1-70b", gpu="h100:8", tp="4")
-    assert half.kv_bytes == 76_968_728_985 - 141_107_412_992 // 4
+    assert half.kv_bytes == 76_968_728_985 - (141_107_412_992 - norms) // 4 - norms
     assert "8 GPUs and --tp 4: the pool is that of one replica" in half.notes
     uneven = pool(model="llama-3.1-8b", gpu="h100:2", weights="3B")
     assert uneven.kv_bytes == 76_968_728_985 - 2

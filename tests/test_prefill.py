@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from kvtool import catalog
 from kvtool.config import LoadedConfig, load_config
 from kvtool.errors import USAGE, KvtoolError
-from kvtool.model import read_model
 from kvtool.prefill import (
     Attention,
     Prefill,
@@ -72,8 +71,8 @@ def test_llama_3_8b_by_hand() -> None:
     assert (got.model, got.dtype, got.kv_dtype, got.tp) == ("llama-3-8b", "bf16", "bf16", 1)
     assert (got.gpu, got.flops_per_s, got.bandwidth_bytes_per_s) == (None,) * 3
     assert got.notes == (
-        "llama-3-8b: its weights are an estimate: 8,030,261,248 parameters in bf16 are 14.96 GiB "
-        "(--weights sets them)",
+        "llama-3-8b: its weights are 14.96 GiB: 8,030,261,248 parameters in bf16, counted from the "
+        "config (--weights sets them)",
     )
     ours = flops(got, column(8192, 8192, 8192, 1, 0), column(0, 4096, 8191, 0, 0))
     half = 4096 * 2 * MATRICES + 2 * HEAD + (8192 * 8193 - 4096 * 4097) // 2 * PAIR
@@ -242,31 +241,20 @@ def test_windows_are_apart_from_full_layers() -> None:
 
 
 def test_weights_of_a_type_that_is_not_counted_are_an_estimate() -> None:
-    """Gemma 2 9B has 9,241,705,984 parameters, 256,000 × 3,584 of them its tied table, 42 × 4 + 1
-    norms of 3,584; what is left are its matrices."""
-    got = of("gemma-2-9b", weights="18483411968B")
-    matrices = 42 * (2 * 3584 * 4096 + 2 * 3584 * 2048 + 3 * 3584 * 14_336)
-    assert matrices == 8_323_596_288
-    assert got.parameters == 9_241_705_984 - 256_000 * 3584 == matrices + 169 * 3584
-    assert got.head_parameters == 256_000 * 3584
-    assert got.weights_bytes == 18_483_411_968
-    assert got.notes[-1] == (
-        "gemma-2-9b: its parameters are an estimate: 17.21 GiB in bf16 are 9,241,705,984, "
-        "less 917,504,000 of embeddings"
-    )
-    config = catalog.model_preset("olmo-7b")
-    assert config is not None
-    untied = of("olmo-7b", weights="14GB", dtype="fp16")
-    assert config.config["tie_word_embeddings"] is False
-    table = config.config["vocab_size"] * config.config["hidden_size"]
-    assert (untied.parameters, untied.head_parameters) == (7 * 10**9 - 2 * table, table)
-    bare = of_config({**OLMO, "vocab_size": None}, weights="1MB")
+    """Bytes become parameters, and embeddings multiply nothing."""
+    untied = of_config({**UNKNOWN, "tie_word_embeddings": False}, weights="1MB")
+    assert (untied.parameters, untied.head_parameters) == (500_000 - 2 * 50 * 32, 50 * 32)
+    tied = of_config(UNKNOWN, weights="1MB")
+    assert (tied.parameters, tied.head_parameters) == (500_000 - 50 * 32, 50 * 32)
+    assert tied.notes[-1].endswith("are 500,000, less 1,600 of embeddings")
+    bare = of_config({**UNKNOWN, "vocab_size": None}, weights="1MB")
     assert (bare.parameters, bare.head_parameters) == (500_000, 0)
     assert bare.notes[-1].endswith("are 500,000, embeddings included")
 
 
-OLMO = {"model_type": "olmo", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "intermediate_size": 64, "vocab_size": 50, "tie_word_embeddings": False}  # fmt: skip
+UNKNOWN = {"model_type": "seed_oss", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+           "num_key_value_heads": 2, "intermediate_size": 64, "vocab_size": 50}  # fmt: skip
+"""Of a type without a recipe."""
 
 
 def test_given_weights_do_not_change_what_is_counted() -> None:
@@ -274,13 +262,23 @@ def test_given_weights_do_not_change_what_is_counted() -> None:
     got = of(weights="5GiB")
     assert (got.parameters, got.head_parameters, got.weights_bytes) == (MATRICES, HEAD, 5 * GIB)
     assert got.notes == ()
-    config = load_config("llama-3-8b").config | {"quantization_config": {"quant_method": "awq"}}
+    awq = {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}
+    config = load_config("llama-3-8b").config | awq
     assert of_config(config, weights="5GiB").parameters == MATRICES
-    config = load_config("llama-3-8b").config | {"torch_dtype": "float8_e4m3fn"}
-    assert of_config(config, weights="8GiB").parameters == MATRICES
+    assert of_config(config).parameters == MATRICES
+    assert 5 * GIB < of_config(config).weights_bytes < 6 * GIB
     with pytest.raises(KvtoolError, match="its config has quantization_config: bytes") as caught:
-        of_config({**OLMO, "quantization_config": {"bits": 4}}, weights="5GiB")
+        of_config({**UNKNOWN, "quantization_config": {"bits": 4}}, weights="5GiB")
     assert caught.value.hint == "leave out --model: hit rates need none"
+
+
+def test_a_token_meets_the_experts_that_are_chosen() -> None:
+    """Mixtral 8x7B: 32 layers of 8 experts of 3 × 4,096 × 14,336, two of which a token meets."""
+    got = of("mixtral-8x7b")
+    attention = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024)
+    assert got.parameters == attention + 32 * (2 * 3 * 4096 * 14_336 + 8 * 4096)
+    assert got.weights_bytes == 2 * 46_702_792_704
+    assert "a step is taken to read all experts" in got.notes[-1]
 
 
 def test_latents_are_multiplied_expanded() -> None:
@@ -307,10 +305,7 @@ def test_a_window_that_leaves_out_the_query_sees_one_more_than_it_keeps() -> Non
 @pytest.mark.parametrize(
     ("model", "why"),
     [
-        ("mixtral-8x7b", "it has experts"),
-        ("deepseek-v3", "it has experts"),
-        ("qwen3-30b-a3b", "it has experts"),
-        ("llama-4-scout", "it has experts"),
+        ("llama-4-scout", "its layers are 36 × chunked (8,192 tokens), 12 × full"),
         ("mamba-2.8b", "its layers are 64 × constant state"),
         ("falcon-h1-7b", "its layers are 44 × full, 44 × constant state"),
         ("bart-large", "its layers are 12 × full, 12 × cross-attention"),
@@ -325,18 +320,13 @@ def test_what_no_formula_covers(model: str, why: str) -> None:
         assert error.hint == "leave out --model: hit rates need none"
 
 
-def test_experts_of_the_class_are_seen(table: dict[str, Any]) -> None:
-    """A config that leaves them to its class has them; one that says that it has none has none."""
-    small = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-             "hidden_size": 32, "head_dim": 8, "vocab_size": 50}  # fmt: skip
-    for kind in ("mixtral", "qwen3_moe", "olmoe"):
-        with pytest.raises(KvtoolError, match="it has experts"):
-            of_config({**small, "model_type": kind}, weights="1GiB")
-    read = read_model({**small, "model_type": "mixtral"}, table)
-    assert read.model_type == "mixtral"
+def test_experts_of_a_type_without_a_recipe_are_not_told_by_bytes() -> None:
+    config = {**UNKNOWN, "model_type": "dots1", "n_routed_experts": 8, "num_experts_per_tok": 2}
+    with pytest.raises(KvtoolError, match="it has experts, and bytes do not tell"):
+        of_config(config, weights="1GiB")
 
 
-@pytest.mark.parametrize("model", ["gemma-2-9b", "olmo-7b", "bloom"])
+@pytest.mark.parametrize("model", ["orion-14b"])
 def test_a_type_that_is_not_counted_says_which_option_helps(model: str) -> None:
     error = refusal(model)
     assert error.code == "weights_not_counted"
@@ -405,7 +395,7 @@ def test_words_are_refused_before_a_model_is_loaded(given: dict[str, Any], words
 
 
 def test_weights_smaller_than_the_embeddings() -> None:
-    error = refusal("gemma-2-9b", weights="1GiB")
-    assert error.exit_code == USAGE
-    assert "1.00 GiB in bf16 are 536,870,912 parameters, and the embeddings" in error.message
+    with pytest.raises(KvtoolError, match="are 1,500 parameters, and the embeddings") as caught:
+        of_config(UNKNOWN, weights="3000B")
+    assert caught.value.exit_code == USAGE
     assert refusal(tp=3).code == "tp_does_not_divide"
