@@ -17,8 +17,13 @@ from typing import Any, ClassVar, TypeVar
 
 from kvtool.errors import KvtoolError, did_you_mean, usage_error
 
-KINDS = ("models", "gpus", "workloads", "prefixes", "claims")
-"""In the order in which a name is looked for: one that two kinds have is the first's."""
+KINDS = (
+    "models",
+    "gpus",
+    "workloads",
+    "prefixes",
+    "claims",
+)  # the order in which a name is looked for
 
 _ROOT = Path(__file__).with_name("presets")
 # A table of the first level: [h100-sxm] or ["qwen2.5-7b"], but not ["qwen2.5-7b".config].

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from kvtool.capacity import Capacity, Holder, capacity, max_context
 from kvtool.decode_speed import Loads, Machine, Speed, speed
+from kvtool.engine_memory import Line, Range
+from kvtool.engine_memory.ranges import total
 from kvtool.run import Row
 
 if TYPE_CHECKING:
@@ -21,20 +22,9 @@ if TYPE_CHECKING:
 HOUR = 3600
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """Bytes that a rank has (the first line) or gives away, at least, at best and at most, and why."""
-
-    name: str
-    low: int
-    best: int
-    high: int
-    basis: str
-
-
 def fixed(name: str, count: int, basis: str) -> Line:
     """What is known to the byte."""
-    return Line(name=name, low=count, best=count, high=count, basis=basis)
+    return Line(name=name, range=Range(count, count, count), basis=basis)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,23 +35,14 @@ class MemoryPlan:
     gives: tuple[Line, ...]
 
     @property
-    def low(self) -> int:
-        """Left if little is there and all else takes most."""
-        return self.has.low - sum(line.high for line in self.gives)
-
-    @property
-    def best(self) -> int:
-        """Left as is expected."""
-        return self.has.best - sum(line.best for line in self.gives)
-
-    @property
-    def high(self) -> int:
-        """Left if all else takes least."""
-        return self.has.high - sum(line.low for line in self.gives)
+    def left(self) -> Range:
+        """For the cache: least where little is there and all else takes most."""
+        has, gives = self.has.range, total(line.range for line in self.gives)
+        return Range(has.low - gives.high, has.best - gives.best, has.high - gives.low)
 
     def of(self, name: str) -> int:
-        """Bytes of a line at best."""
-        return next((line.best for line in self.gives if line.name == name), 0)
+        """Bytes of a line, as is expected."""
+        return next((line.range.best for line in self.gives if line.name == name), 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +90,7 @@ class Planned:
 
 def planned(case: PlanCase, *, look_for_context: bool = True) -> Planned:
     """The case, worked out."""
-    budget = case.memory.best
+    budget = case.memory.left.best
     holds = capacity(case.holder, case.context, budget)
     each = 1 if case.users is None else math.ceil(case.users / case.replicas)
     needed = each * holds.request_bytes
@@ -130,9 +111,9 @@ def planned(case: PlanCase, *, look_for_context: bool = True) -> Planned:
 
 def _binds(case: PlanCase, holds: Capacity, each: int) -> str:
     memory = case.memory
-    if memory.has.best <= memory.of("weights"):
+    if memory.has.range.best <= memory.of("weights"):
         return "weights"
-    if memory.best <= 0:
+    if memory.left.best <= 0:
         return "overhead"
     if holds.max_concurrency < 1:
         return "context"
@@ -180,12 +161,16 @@ def plan_row(found: Planned) -> Row:
         "context_tokens": case.context,
         "users": case.users,
         "max_num_seqs": case.max_num_seqs,
-        "usable_bytes": memory.has.best,
+        "usable_bytes": memory.has.range.best,
         "weights_bytes": memory.of("weights"),
         "memory": [_line(memory.has), *map(_line, memory.gives)],
-        "kv_budget_bytes": {"low": memory.low, "best": memory.best, "high": memory.high},
+        "kv_budget_bytes": {
+            "low": memory.left.low,
+            "best": memory.left.best,
+            "high": memory.left.high,
+        },
         "request_bytes": holds.request_bytes,
-        "num_blocks": holds.num_blocks if memory.best > 0 else 0,
+        "num_blocks": holds.num_blocks if memory.left.best > 0 else 0,
         "bytes_per_block": holds.bytes_per_block,
         "block_size": holds.block_size,
         "kv_tokens": holds.kv_tokens,
@@ -213,13 +198,11 @@ def speed_fields(found: Speed | None, replicas: int, price: float | None) -> Row
 
 
 def _line(line: Line) -> dict[str, Any]:
+    one = line.range
     return {
-        "name": line.name, "low": line.low, "best": line.best, "high": line.high, "basis": line.basis,
-    }  # fmt: skip
-
-
-def usable_line(total: tuple[int, int, int], utilization: float, basis: str) -> Line:
-    """What an engine may use of a GPU: the part of its memory that --gpu-memory-utilization allows."""
-    part = Fraction(str(utilization))
-    low, best, high = (int(one * part) for one in total)
-    return Line(name="usable", low=low, best=best, high=high, basis=f"{utilization:g} × {basis}")
+        "name": line.name,
+        "low": one.low,
+        "best": one.best,
+        "high": one.high,
+        "basis": line.basis,
+    }

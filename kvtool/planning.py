@@ -1,0 +1,303 @@
+"""Rows of `kvtool plan`: a model on GPUs, for each combination of what is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from kvtool import catalog
+from kvtool.cache import CacheLayout, check_parallel, stages
+from kvtool.capacity import Holder
+from kvtool.decode_speed import Loads, Machine
+from kvtool.dtypes import DTYPES, Dtype, parse_kv_dtype
+from kvtool.engine_memory import ModelSizes, Range, overhead, sizes_of, usable
+from kvtool.engine_memory.defaults import vllm_batch
+from kvtool.errors import KvtoolError, usage_error
+from kvtool.model.shape import ModelShape
+from kvtool.plan import MemoryPlan, PlanCase, fixed
+from kvtool.size_row import Subject, VllmOptions
+from kvtool.sizing import DEFAULT_CONTEXT, check_context, encoder_length, model_dtype
+from kvtool.weights.counted import in_words, weights_of
+from kvtool.weights.parts import TEXT
+
+if TYPE_CHECKING:
+    from kvtool.catalog import GpuPreset
+    from kvtool.config import LoadedConfig
+    from kvtool.engine_memory import Line
+    from kvtool.weights.stored import Stored
+
+UTILIZATION = 0.9
+"""gpu_memory_utilization unless another is asked for."""
+VERSION = "0.32"
+"""Of vLLM, whose rules size the pool."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpus:
+    """GPUs of one kind; None: as many as the ranks need."""
+
+    preset: GpuPreset
+    count: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanQuery:
+    """What is asked of each model. Tuples are run as a product, in the order given."""
+
+    gpus: tuple[Gpus, ...]
+    engines: tuple[str, ...] = ("ideal",)
+    tps: tuple[int | None, ...] = (None,)
+    """None: the GPUs that the stages and replicas leave."""
+    pps: tuple[int, ...] = (1,)
+    dps: tuple[int | None, ...] = (None,)
+    """Replicas; None: as many as the GPUs make."""
+    dcp: int = 1
+    expert_parallel: bool = False
+    kv_dtypes: tuple[str, ...] = ("auto",)
+    dtype: Dtype | None = None
+    utilizations: tuple[float, ...] = (UTILIZATION,)
+    contexts: tuple[int, ...] = ()
+    """Empty: 8k, or the model's maximum where that is less."""
+    users: tuple[int | None, ...] = (None,)
+    max_num_seqs: int | None = None
+    max_batched_tokens: int | None = None
+    """None: the engine's own, by GPU."""
+    reserve: int = 0
+    weights: int | None = None
+    kv_memory: int | None = None
+    price: float | None = None
+    block_size: int | None = None
+    encoder_tokens: int | None = None
+    allow_long: bool = False
+    vllm: VllmOptions = field(default_factory=VllmOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanModel:
+    """A model as it is planned with."""
+
+    subject: Subject
+    config: Mapping[str, Any]
+    dtype: Dtype
+    sizes: ModelSizes
+    stored: Stored | None
+    """None: no recipe counts its weights, whose bytes are given then."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> ModelShape:
+        """What it caches."""
+        return self.subject.shape
+
+
+def model_for(loaded: LoadedConfig, shape: ModelShape, query: PlanQuery) -> PlanModel:
+    """KvtoolError if nothing says how many bytes its weights take."""
+    dtype, note = model_dtype(shape, query.dtype)
+    found: Stored | None = None
+    try:
+        found = weights_of(loaded.name, loaded.config, shape, dtype)
+    except KvtoolError:
+        if query.weights is None and query.kv_memory is None:
+            raise
+    counted = in_words(loaded.name, found) if found and query.weights is None else ""
+    said = (*loaded.notes, note, *shape.notes, counted)
+    return PlanModel(
+        subject=Subject(name=loaded.name, source=loaded.source, shape=shape),
+        config=loaded.config,
+        dtype=dtype,
+        sizes=sizes_of(loaded.name, loaded.config, shape),
+        stored=found,
+        notes=tuple(text for text in said if text),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """How the GPUs of one kind are shared out."""
+
+    gpu: GpuPreset
+    tp: int
+    pp: int
+    replicas: int
+
+
+def splits_of(query: PlanQuery) -> Iterator[Split]:
+    """Each way that is asked for; KvtoolError where GPUs are left over."""
+    for gpus, pp, dp, tp in product(query.gpus, query.pps, query.dps, query.tps):
+        yield split_of(gpus, tp, pp, dp)
+
+
+def split_of(gpus: Gpus, tp: int | None, pp: int, dp: int | None) -> Split:
+    """Ranks and replicas of so many GPUs."""
+    count = gpus.count if gpus.count is not None else (tp or 1) * pp * (dp or 1)
+    ranks = tp or max(1, count // (pp * (dp or 1)))
+    replicas = dp or max(1, count // (ranks * pp))
+    if ranks * pp * replicas != count:
+        raise usage_error(
+            f"{count:,} GPUs are no {replicas:,} replicas of {ranks:,} × {pp:,} ranks (--dp, --tp, --pp)",
+            f"write --gpu {gpus.preset.id}:{ranks * pp * replicas}, or other ranks",
+        )
+    return Split(gpu=gpus.preset, tp=ranks, pp=pp, replicas=replicas)
+
+
+def cases_of(model: PlanModel, query: PlanQuery, lost: list[KvtoolError]) -> Iterator[PlanCase]:
+    """A case for each combination; one that cannot be planned goes to `lost` and costs no other."""
+    top = model.shape.max_context
+    contexts = query.contexts or (min(DEFAULT_CONTEXT, top or DEFAULT_CONTEXT),)
+    for engine, split, kv, share, context, users in product(
+        query.engines, splits_of(query), query.kv_dtypes, query.utilizations, contexts, query.users
+    ):
+        try:
+            check_context(model.shape, context, allow_long=query.allow_long)
+            holder = holder_of(model, query, engine, split, kv, context)
+            yield case_of(model, query, holder, split, share, context, users)
+        except KvtoolError as error:
+            lost.append(error)
+
+
+def holder_of(
+    model: PlanModel, query: PlanQuery, engine: str, split: Split, kv_dtype: str, context: int
+) -> Holder:
+    """The model's cache on the ranks of a replica."""
+    shape = model.shape
+    check_parallel(shape, split.tp, split.pp, dcp=query.dcp)
+    auto = DTYPES[shape.kv_dtype] if shape.kv_dtype else model.dtype
+    layout = CacheLayout(
+        shape=shape,
+        dtype=model.dtype,
+        kv=parse_kv_dtype(kv_dtype, auto=auto),
+        tp=split.tp,
+        pp=split.pp,
+        dcp=query.dcp,
+        block_size=query.block_size,
+    )
+    tokens = query.max_batched_tokens or vllm_batch(split.gpu).tokens
+    return Holder(
+        subject=model.subject,
+        engine=engine,
+        layout=layout,
+        options=replace(query.vllm, max_batched_tokens=tokens),
+        encoder=encoder_length(shape, query.encoder_tokens, context)[0],
+    )
+
+
+def case_of(
+    model: PlanModel, query: PlanQuery, holder: Holder, split: Split, utilization: float,
+    context: int, users: int | None,
+) -> PlanCase:  # fmt: skip
+    """One combination."""
+    gpu = split.gpu
+    price = gpu.price_usd_per_hour if query.price is None else query.price
+    return PlanCase(
+        holder=holder,
+        gpu=gpu,
+        replicas=split.replicas,
+        memory=memory_of(model, query, holder, split, utilization),
+        context=context,
+        users=users,
+        max_num_seqs=query.max_num_seqs,
+        loads=loads_of(model, query, holder, split),
+        machine=machine_of(gpu, model.dtype),
+        usd_per_hour=price,
+        echo={
+            "gpu_memory_utilization": utilization,
+            "max_batched_tokens": holder.options.max_batched_tokens,
+            "expert_parallel": query.expert_parallel,
+        },
+    )
+
+
+def memory_of(
+    model: PlanModel, query: PlanQuery, holder: Holder, split: Split, utilization: float
+) -> MemoryPlan:
+    """What a rank has and gives away before the cache."""
+    if query.kv_memory is not None:
+        return MemoryPlan(has=fixed("usable", query.kv_memory, "--kv-memory"), gives=())
+    room, basis = usable(holder.engine, split.gpu, utilization)
+    gives: list[Line] = [weights_line(model, query, split)]
+    gives += overhead(
+        holder.engine,
+        model.sizes,
+        tp=split.tp,
+        pp=split.pp,
+        max_batched_tokens=holder.options.max_batched_tokens,
+        max_num_seqs=query.max_num_seqs or vllm_batch(split.gpu).sequences,
+        gpu=split.gpu,
+        dtype_bytes=model.dtype.bits // 8,
+        version=VERSION,
+    ).lines
+    if query.reserve:
+        gives.append(fixed("reserve", query.reserve, "--reserve"))
+    return MemoryPlan(has=line("usable", room, basis), gives=tuple(gives))
+
+
+def line(name: str, room: Range, basis: str) -> Line:
+    """A line of a range."""
+    return replace(fixed(name, 0, basis), range=room)
+
+
+def weights_line(model: PlanModel, query: PlanQuery, split: Split) -> Line:
+    """Of the fullest rank: as given, an equal share; as counted, by how each part is cut."""
+    ranks = split.tp * split.pp
+    if query.weights is not None:
+        each = f", an equal share of {ranks:,} ranks" if ranks > 1 else ""
+        return fixed("weights", -(-query.weights // ranks), f"--weights{each}")
+    assert model.stored is not None, "checked: there are weights"
+    layers = stages(model.shape.num_modules, split.pp)
+    experts = split.tp * split.replicas if query.expert_parallel else 1
+    count = model.stored.rank_bytes(split.tp, layers, experts)
+    return fixed("weights", count, model.stored.basis)
+
+
+def loads_of(model: PlanModel, query: PlanQuery, holder: Holder, split: Split) -> Loads | None:
+    """What a decode step reads and computes; None where no recipe says."""
+    if model.stored is None:
+        return None
+    dense = routed = flops = 0.0
+    experts, chosen = 1, 1
+    spread = split.tp * split.replicas if query.expert_parallel else 1
+    for one in model.stored.parts:
+        part = one.part
+        if part.role not in TEXT or part.role == "embedding":
+            continue
+        held = float(one.rank_bits(split.tp, spread)) / 8
+        flops += 2.0 * part.active.matrices
+        if part.role == "experts":
+            routed, experts, chosen = routed + held, part.experts, part.chosen
+        else:
+            dense += held
+    given = query.weights / model.stored.bytes if query.weights is not None else 1.0
+    return Loads(
+        dense_bytes=dense * given / split.pp,
+        expert_bytes=routed * given / split.pp,
+        experts=experts,
+        chosen=chosen,
+        token_flops=flops / split.tp / split.pp,
+        layout=holder.layout,
+    )
+
+
+def machine_of(gpu: GpuPreset, dtype: Dtype) -> Machine | None:
+    """The peaks of one GPU in the model's dtype; None where no rate is known."""
+    rates = {"bf16": gpu.dense_bf16_tflops, "fp16": gpu.dense_fp16_tflops}
+    rate = rates.get(dtype.name)
+    if rate is None:
+        return None
+    return Machine(bandwidth=gpu.bandwidth_gb_s * 1e9, flops=rate * 1e12)
+
+
+def gpus_named(text: str) -> tuple[Gpus, ...]:
+    """`h100:8,a100-80gb`; `all` is one of each GPU whose memory is known."""
+    from kvtool.units import parse_count
+
+    if text.strip().lower() == "all":
+        known = (one for one in catalog.gpu_presets() if one.usable_bytes)
+        return tuple(Gpus(preset=one, count=None) for one in known)
+    found = []
+    for part in text.split(","):
+        name, colon, number = part.strip().partition(":")
+        count = parse_count(number, name="--gpu", high=2**16) if colon else None
+        found.append(Gpus(preset=catalog.gpu_preset(name), count=count))
+    return tuple(found)
