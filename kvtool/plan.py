@@ -11,9 +11,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kvtool.capacity import Capacity, Holder, capacity, max_context
-from kvtool.decode_speed import Loads, Machine, Speed, speed
+from kvtool.decode_speed import (
+    Loads,
+    Machine,
+    Speed,
+    attention_intensity,
+    memory_bound_below,
+    ridge,
+    speed,
+    weights_intensity,
+)
 from kvtool.engine_memory import Line, Range
 from kvtool.engine_memory.ranges import total
+from kvtool.engines import ideal
 from kvtool.run import Row
 
 if TYPE_CHECKING:
@@ -92,7 +102,7 @@ def planned(case: PlanCase, *, look_for_context: bool = True) -> Planned:
     """The case, worked out."""
     budget = case.memory.left.best
     holds = capacity(case.holder, case.context, budget)
-    each = 1 if case.users is None else math.ceil(case.users / case.replicas)
+    each = each_of(case)
     needed = each * holds.request_bytes
     missing = max(0, needed - budget) if budget > 0 else needed - budget
     fits = holds.max_concurrency >= each
@@ -130,6 +140,26 @@ def running(case: PlanCase, holds: Capacity, each: int) -> int:
     if case.users is not None:
         return each
     return max(1, min(most, case.max_num_seqs or most))
+
+
+def each_of(case: PlanCase) -> int:
+    """Requests of one replica that are asked for; one where nobody says."""
+    return 1 if case.users is None else math.ceil(case.users / case.replicas)
+
+
+def kinds_of(case: PlanCase) -> list[dict[str, Any]]:
+    """Bytes of one request by kind, whole model: what the mathematics needs."""
+    found: dict[str, int] = {}
+    one = ideal.size(case.holder.layout, context=case.context, encoder=case.holder.encoder)
+    for kind in one.kinds:
+        found[kind.entry.kind] = found.get(kind.entry.kind, 0) + kind.bytes
+    return [{"kind": kind, "bytes": count} for kind, count in found.items()]
+
+
+def whole_cache(case: PlanCase) -> int:
+    """Of the requests asked for, all layers and ranks: copied heads and latents count once."""
+    one = ideal.size(case.holder.layout, context=case.context, encoder=case.holder.encoder).bytes
+    return one * (case.users or 1)
 
 
 def _speed(case: PlanCase, holds: Capacity, each: int) -> Speed | None:
@@ -170,6 +200,8 @@ def plan_row(found: Planned) -> Row:
             "high": memory.left.high,
         },
         "request_bytes": holds.request_bytes,
+        "cache_bytes": whole_cache(case),
+        "kinds": kinds_of(case),
         "num_blocks": holds.num_blocks if memory.left.best > 0 else 0,
         "bytes_per_block": holds.bytes_per_block,
         "block_size": holds.block_size,
@@ -180,8 +212,25 @@ def plan_row(found: Planned) -> Row:
         "binds": found.binds,
         "missing_bytes": found.missing_bytes,
         **speed_fields(found.speed, case.replicas, price),
+        **roofline_fields(case, found.speed),
         "usd_per_hour": price,
     }
+
+
+def roofline_fields(case: PlanCase, found: Speed | None) -> Row:
+    """What a step reads and computes on a rank, and where it would stop being bound by memory."""
+    names = (
+        "read_weights_bytes", "read_cache_bytes", "flops", "attention_intensity", "weights_intensity",
+        "ridge", "compute_bound_from",
+    )  # fmt: skip
+    if found is None or case.loads is None or case.machine is None:
+        return dict.fromkeys(names)
+    values = (
+        round(found.weights_bytes), round(found.cache_bytes), found.flops,
+        attention_intensity(case.loads, case.context), weights_intensity(case.loads, found.batch),
+        ridge(case.machine), memory_bound_below(case.loads, case.machine, case.context),
+    )  # fmt: skip
+    return dict(zip(names, values, strict=True))
 
 
 def speed_fields(found: Speed | None, replicas: int, price: float | None) -> Row:

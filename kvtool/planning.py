@@ -14,6 +14,7 @@ from kvtool.decode_speed import Loads, Machine
 from kvtool.dtypes import DTYPES, Dtype, parse_kv_dtype
 from kvtool.engine_memory import ModelSizes, Range, overhead, sizes_of, usable
 from kvtool.engine_memory.defaults import vllm_batch
+from kvtool.engine_memory.usable import torch_total
 from kvtool.errors import KvtoolError, usage_error
 from kvtool.model.shape import ModelShape
 from kvtool.plan import MemoryPlan, PlanCase, fixed
@@ -71,6 +72,11 @@ class PlanQuery:
     block_size: int | None = None
     encoder_tokens: int | None = None
     allow_long: bool = False
+    ranked: bool = False
+    """All GPUs that are known were asked for: the smallest number of each that fits."""
+    read_efficiency: float | None = None
+    compute_efficiency: float | None = None
+    """Shares of the peaks that a step reaches; None: estimates."""
     vllm: VllmOptions = field(default_factory=VllmOptions)
 
 
@@ -199,12 +205,13 @@ def case_of(
         users=users,
         max_num_seqs=query.max_num_seqs,
         loads=loads_of(model, query, holder, split),
-        machine=machine_of(gpu, model.dtype),
+        machine=machine_of(gpu, model.dtype, query),
         usd_per_hour=price,
         echo={
             "gpu_memory_utilization": utilization,
             "max_batched_tokens": holder.options.max_batched_tokens,
             "expert_parallel": query.expert_parallel,
+            "gpu_bytes": torch_total(gpu)[0].best if gpu.usable_bytes else None,
         },
     )
 
@@ -279,13 +286,18 @@ def loads_of(model: PlanModel, query: PlanQuery, holder: Holder, split: Split) -
     )
 
 
-def machine_of(gpu: GpuPreset, dtype: Dtype) -> Machine | None:
+def machine_of(gpu: GpuPreset, dtype: Dtype, query: PlanQuery) -> Machine | None:
     """The peaks of one GPU in the model's dtype; None where no rate is known."""
     rates = {"bf16": gpu.dense_bf16_tflops, "fp16": gpu.dense_fp16_tflops}
     rate = rates.get(dtype.name)
     if rate is None:
         return None
-    return Machine(bandwidth=gpu.bandwidth_gb_s * 1e9, flops=rate * 1e12)
+    machine = Machine(bandwidth=gpu.bandwidth_gb_s * 1e9, flops=rate * 1e12)
+    return replace(
+        machine,
+        read_efficiency=query.read_efficiency or machine.read_efficiency,
+        compute_efficiency=query.compute_efficiency or machine.compute_efficiency,
+    )
 
 
 def gpus_named(text: str) -> tuple[Gpus, ...]:

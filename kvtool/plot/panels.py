@@ -15,8 +15,19 @@ BAR_HEIGHT, AREA_HEIGHT, STRIP_HEIGHT = 0.28, 1.0, 0.55
 BELOW = {Bars: 0.6, Areas: 0.5, Strip: 0.12}
 LETTER = 0.078
 """About the width of a letter of a bar's name, in inches."""
-PARTS = ("#0072b2", "#56b4e9", "#d55e00", "#cc79a7", "#e69f00", "#ececec")
-"""Six shares, from used to idle: blues are a request's own, warm colours are waste."""
+PARTS = (
+    "#0072b2",
+    "#56b4e9",
+    "#d55e00",
+    "#cc79a7",
+    "#e69f00",
+    "#009e73",
+    "#f0e442",
+    "#8c6bb1",
+    "#a6761d",
+)
+REST = "#ececec"
+"""Shares in their order, the last one of what is left: blues are a request's own, warm colours are waste."""
 STRIP_LINES, STRIP_PIXELS = 4, 1200
 """A strip is long and thin: it is broken into lines, as text is."""
 
@@ -54,9 +65,10 @@ def fill(figure: Any, picture: Panels) -> None:
             _strip(axes, panel)
         top = bottom - BELOW[type(panel)]
     figure.text(0.1 / WIDTH, 1 - 0.3 / total, picture.title, fontweight="bold", fontsize=12)
+    widest = 0.6 + LETTER * max(map(len, named), default=0)
     figure.legend(
-        named.values(), named.keys(), loc="lower center", ncols=6, frameon=False,
-        bbox_to_anchor=(0.5, 0.05 / total),
+        named.values(), named.keys(), loc="lower center", ncols=max(1, min(6, int(WIDTH / widest))),
+        frameon=False, bbox_to_anchor=(0.5, 0.05 / total),
     )  # fmt: skip
 
 
@@ -77,7 +89,7 @@ def _bars(axes: Any, panel: Bars) -> dict[str, Any]:
     handles = {}
     for part, name in enumerate(panel.parts):
         widths = [values[part] for _, values in panel.rows]
-        colour = PARTS[part % len(PARTS)]
+        colour = _colour(part, len(panel.parts))
         handles[name] = axes.barh(range(len(names)), widths, left=left, color=colour, height=0.75)
         for place, width in enumerate(widths):
             if width >= 0.05:
@@ -94,8 +106,12 @@ def _bars(axes: Any, panel: Bars) -> dict[str, Any]:
     return handles
 
 
+def _colour(part: int, count: int) -> str:
+    return REST if part == count - 1 else PARTS[part % len(PARTS)]
+
+
 def _areas(axes: Any, panel: Areas) -> dict[str, Any]:
-    colours = [PARTS[part % len(PARTS)] for part in range(len(panel.parts))]
+    colours = [_colour(part, len(panel.parts)) for part in range(len(panel.parts))]
     stack = axes.stackplot(panel.x, *panel.values, colors=colours, step="mid", linewidth=0)
     axes.set_xlim(panel.x[0], panel.x[-1] if panel.x[-1] > panel.x[0] else panel.x[0] + 1)
     axes.set_ylim(0, 1)

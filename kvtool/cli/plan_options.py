@@ -1,0 +1,195 @@
+"""The options of `kvtool plan`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kvtool.cli.size_options import (
+    HARDWARE,
+    MODEL,
+    OUTPUT,
+    WORKLOAD,
+    complete_engine,
+    complete_gpu,
+    complete_kv_dtype,
+)
+
+BUDGET, SPEED, GRID = "Memory", "Speed and cost", "Large grids"
+
+GpuOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu", metavar="GPU[:N]", rich_help_panel=HARDWARE, show_default=False,
+        help="The GPUs to plan for: h100:8, a list, or all, which ranks what is known.",
+        autocompletion=complete_gpu,
+    ),
+]  # fmt: skip
+ContextOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--context", "-c", metavar="TOKENS", rich_help_panel=WORKLOAD, show_default=False,
+        help="Tokens of each request: 8k,32k. Default: 8k, or the model's maximum if that is less.",
+    ),
+]  # fmt: skip
+UsersOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--batch", "-b", metavar="N", rich_help_panel=WORKLOAD, show_default=False,
+        help="Requests that are to run at a time: 1,64. Default: as many as fit.",
+    ),
+]  # fmt: skip
+MaxSeqsOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--max-num-seqs", metavar="N", rich_help_panel=WORKLOAD, show_default=False,
+        help="The most requests that the engine runs at a time; its sampler's memory grows with them. "
+        "Default: vLLM's own by GPU, 256 or 1,024.",
+    ),
+]  # fmt: skip
+WorkloadOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--workload", metavar="NAME", rich_help_panel=WORKLOAD, show_default=False,
+        help="Real lengths in place of one context: a workload of kvtool presets.",
+    ),
+]  # fmt: skip
+TraceOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--trace", metavar="FILE", rich_help_panel=WORKLOAD, show_default=False,
+        help="The same, of a file of requests.",
+    ),
+]  # fmt: skip
+KvDtypeOpt = Annotated[
+    str,
+    typer.Option(
+        "--kv-dtype", "--kv-cache-dtype", metavar="DTYPE", rich_help_panel=MODEL,
+        help="auto, fp8, int4 …; K and V apart as int4/int2; a list is a row each.",
+        autocompletion=complete_kv_dtype,
+    ),
+]  # fmt: skip
+EngineOpt = Annotated[
+    str,
+    typer.Option(
+        "--engine", metavar="ENGINE", rich_help_panel=MODEL,
+        help="Whose arithmetic: ideal (what the mathematics needs), transformers, vllm, or all.",
+        autocompletion=complete_engine,
+    ),
+]  # fmt: skip
+WeightsOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--weights", metavar="BYTES", rich_help_panel=BUDGET, show_default=False,
+        help="Of the whole model: 140GiB; or a folder or Hub id whose safetensors headers say it. "
+        "Default: counted from the config.",
+    ),
+]  # fmt: skip
+UtilizationOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu-memory-utilization", metavar="SHARE", rich_help_panel=BUDGET, show_default=False,
+        help="vllm: share of a GPU's memory that it may use: 0.9, or a list. Default: 0.9.",
+    ),
+]  # fmt: skip
+ReserveOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--reserve", metavar="BYTES", rich_help_panel=BUDGET, show_default=False,
+        help="Memory of each GPU to leave alone: adapters, other processes: 2GiB.",
+    ),
+]  # fmt: skip
+KvMemoryOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-memory", metavar="BYTES", rich_help_panel=BUDGET, show_default=False,
+        help="What the engine has for the cache on each GPU, as its log prints it: nothing else is subtracted.",
+    ),
+]  # fmt: skip
+MaxBatchedOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--max-batched-tokens", metavar="TOKENS", rich_help_panel=BUDGET, show_default=False,
+        help="Tokens of a step, which decide what activations take. Default: vLLM's own by GPU.",
+    ),
+]  # fmt: skip
+TpOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--tp", metavar="N", rich_help_panel=HARDWARE, show_default=False,
+        help="Tensor-parallel ranks: 4, or a list. Default: all GPUs that stages and replicas leave.",
+    ),
+]  # fmt: skip
+PpOpt = Annotated[
+    str, typer.Option("--pp", metavar="N", rich_help_panel=HARDWARE, help="Pipeline stages.")
+]
+DpOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--dp", metavar="N", rich_help_panel=HARDWARE, show_default=False,
+        help="Replicas, each with a cache of its own. Default: as many as the GPUs make.",
+    ),
+]  # fmt: skip
+EpOpt = Annotated[
+    bool,
+    typer.Option(
+        "--ep", rich_help_panel=HARDWARE,
+        help="Spread experts over the ranks of all replicas (--enable-expert-parallel).",
+    ),
+]  # fmt: skip
+SolveOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--solve", metavar="WHAT", rich_help_panel=WORKLOAD, show_default=False,
+        help="Look for the missing one: context, batch, gpus, kv-dtype or utilisation.",
+    ),
+]  # fmt: skip
+PriceOpt = Annotated[
+    float | None,
+    typer.Option(
+        "--price", metavar="USD", rich_help_panel=SPEED, show_default=False,
+        help="What a GPU costs an hour. Default: the preset's example, with its date.",
+    ),
+]  # fmt: skip
+CalibrateOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--calibrate", metavar="RUN", rich_help_panel=SPEED, show_default=False,
+        help="A saved run of kvtool bench decode, in place of the roofline's assumed efficiency.",
+    ),
+]  # fmt: skip
+EfficiencyOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--efficiency", metavar="SHARE", rich_help_panel=SPEED, show_default=False,
+        help="Shares of the peak bandwidth and of the peak rate that a step reaches: 0.8 or 0.8,0.5.",
+    ),
+]  # fmt: skip
+ExplainOpt = Annotated[
+    bool,
+    typer.Option(
+        "--explain", rich_help_panel=OUTPUT, help="What each line of the memory rests on."
+    ),
+]
+LeversOpt = Annotated[
+    bool,
+    typer.Option(
+        "--levers", rich_help_panel=SPEED,
+        help="What each change would gain in users and TPOT: dtypes of cache and weights, ranks, context.",
+    ),
+]  # fmt: skip
+JobsOpt = Annotated[
+    int,
+    typer.Option(
+        "--jobs", metavar="N", min=1, max=1024, rich_help_panel=GRID,
+        help="Processes for grids of many rows (needs the extra sweep).",
+    ),
+]  # fmt: skip
+BackendOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--backend", metavar="NAME", rich_help_panel=GRID, show_default=False,
+        help="dask or ray: hand a grid to a cluster that is there, through joblib.",
+    ),
+]  # fmt: skip

@@ -1,0 +1,139 @@
+"""The words of `kvtool plan` as a PlanQuery: every list is parsed before any model is loaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from kvtool.dtypes import DTYPES, MODEL_DTYPES, dtype_named, parse_kv_dtype
+from kvtool.engines import engines_named
+from kvtool.errors import usage_error
+from kvtool.planning import UTILIZATION, PlanQuery, gpus_named
+from kvtool.size_row import VllmOptions
+from kvtool.units import parse_bytes, parse_count, parse_counts
+
+MAX_BATCH, MAX_PARALLEL = 2**20, 2**16
+MOST_ROWS = 200_000
+SOLVED = ("context", "batch", "gpus", "kv-dtype", "utilisation")
+SPELLED = {"utilization": "utilisation", "kv_dtype": "kv-dtype", "users": "batch", "gpu": "gpus"}
+
+
+def query_of(given: Mapping[str, Any]) -> PlanQuery:
+    """What is asked of each model."""
+    if given["gpu"] is None:
+        raise usage_error("plan needs a GPU", "add --gpu h100:8, a list, or --gpu all")
+    if not given["models"]:
+        raise usage_error("plan needs a MODEL", "see kvtool plan --help")
+    dtype, efficiency = given["dtype"], _efficiency(given["efficiency"])
+    return PlanQuery(
+        gpus=gpus_named(given["gpu"]),
+        ranked=given["gpu"].strip().lower() == "all",
+        engines=engines_named(given["engine"]),
+        tps=_counts(given["tp"], "--tp", MAX_PARALLEL) or (None,),
+        pps=_counts(given["pp"], "--pp", MAX_PARALLEL) or (1,),
+        dps=_counts(given["dp"], "--dp", MAX_PARALLEL) or (None,),
+        dcp=parse_count(given["dcp"], name="--dcp", high=MAX_PARALLEL),
+        expert_parallel=given["ep"],
+        kv_dtypes=_kv_dtypes(given["kv_dtype"]),
+        dtype=None if dtype is None else dtype_named(dtype, flag="--dtype", among=MODEL_DTYPES),
+        utilizations=_shares(given["gpu_memory_utilization"]),
+        contexts=_counts(given["context"], "--context"),
+        users=_counts(given["batch"], "--batch", MAX_BATCH) or (None,),
+        max_num_seqs=_count(given["max_num_seqs"], "--max-num-seqs", MAX_BATCH),
+        max_batched_tokens=_count(given["max_batched_tokens"], "--max-batched-tokens"),
+        reserve=_bytes(given["reserve"], "--reserve") or 0,
+        weights=_weights(given["weights"]),
+        kv_memory=_bytes(given["kv_memory"], "--kv-memory"),
+        price=_price(given["price"]),
+        block_size=_count(given["block_size"], "--block-size", MAX_BATCH),
+        encoder_tokens=_count(given["encoder_tokens"], "--encoder-tokens", low=0),
+        allow_long=given["allow_long"],
+        read_efficiency=efficiency[0],
+        compute_efficiency=efficiency[1],
+        vllm=VllmOptions(prefix_caching=given["prefix_caching"], hybrid=given["hybrid"]),
+    )
+
+
+def solved(typed: str | None) -> str | None:
+    """What --solve looks for."""
+    if typed is None:
+        return None
+    word = typed.strip().lower()
+    word = SPELLED.get(word, word)
+    if word not in SOLVED:
+        from kvtool.errors import did_you_mean
+
+        raise usage_error(
+            f"--solve: '{typed[:40]}' is not known",
+            f"it looks for {', '.join(SOLVED)}.{did_you_mean(word, SOLVED)}",
+        )
+    return word
+
+
+def _counts(text: str | None, name: str, high: int | None = None) -> tuple[int, ...]:
+    if text is None:
+        return ()
+    return tuple(parse_counts(text, name=name, **({"high": high} if high else {})))
+
+
+def _count(text: str | None, name: str, high: int | None = None, low: int = 1) -> int | None:
+    if text is None:
+        return None
+    return parse_count(text, name=name, low=low, **({"high": high} if high else {}))
+
+
+def _bytes(text: str | None, name: str) -> int | None:
+    return None if text is None else parse_bytes(text, name=name)
+
+
+def _weights(text: str | None) -> int | None:
+    """Bytes, or those of the tensors in a folder or of a Hub id."""
+    if text is None:
+        return None
+    if re.match(r"[0-9.]+\s*[a-zA-Z]*$", text.strip()):
+        return parse_bytes(text, name="--weights")
+    from kvtool.weights.headers import headers_of
+
+    return headers_of(text).bytes
+
+
+def _kv_dtypes(text: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in text.split(","))
+    for name in names:
+        parse_kv_dtype(name, auto=DTYPES["bf16"])
+    return names
+
+
+def _shares(text: str | None) -> tuple[float, ...]:
+    if text is None:
+        return (UTILIZATION,)
+    return tuple(_share(part, "--gpu-memory-utilization") for part in text.split(","))
+
+
+def _share(text: str, name: str) -> float:
+    number = re.fullmatch(r"[0-9]?\.?[0-9]{1,9}", text.strip())
+    if number is None or not 0.001 <= float(text) <= 1:
+        raise usage_error(
+            f"{name}: '{text[:40]}' is no share",
+            f"give a part from 0.001 to 1, such as {name} 0.9",
+        )
+    return float(text)
+
+
+def _efficiency(text: str | None) -> tuple[float | None, float | None]:
+    """Of reading, and of computing."""
+    if text is None:
+        return None, None
+    parts = [_share(part, "--efficiency") for part in text.split(",")]
+    if len(parts) > 2:
+        raise usage_error(
+            "--efficiency takes two shares at most", "of bandwidth and of the rate: 0.8,0.5"
+        )
+    return parts[0], parts[1] if len(parts) > 1 else None
+
+
+def _price(each: float | None) -> float | None:
+    if each is not None and not 0 < each < 1e6:
+        raise usage_error(f"--price: {each} is no price", "give the USD that a GPU costs an hour")
+    return each
