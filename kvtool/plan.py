@@ -7,7 +7,7 @@ holds nothing.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from kvtool.capacity import Capacity, Holder, capacity, max_context
@@ -24,10 +24,12 @@ from kvtool.decode_speed import (
 from kvtool.engine_memory import Line, Range
 from kvtool.engine_memory.ranges import total
 from kvtool.engines import ideal
+from kvtool.requests import SECOND_NS
 from kvtool.run import Row
 
 if TYPE_CHECKING:
     from kvtool.catalog import GpuPreset
+    from kvtool.sim.settings import StepTime
 
 HOUR = 3600
 
@@ -71,6 +73,8 @@ class PlanCase:
     loads: Loads | None = None
     """None: what a step reads or computes is not known."""
     machine: Machine | None = None
+    law: StepTime | None = None
+    """What a step takes as it was measured, in place of the roofline."""
     usd_per_hour: float | None = None
     """Of one GPU."""
     echo: Row = field(default_factory=dict)
@@ -166,7 +170,14 @@ def _speed(case: PlanCase, holds: Capacity, each: int) -> Speed | None:
     if case.loads is None or case.machine is None or holds.max_concurrency < 1:
         return None
     batch = running(case, holds, each)
-    return speed(case.loads, case.machine, batch=batch, context=case.context)
+    found = speed(case.loads, case.machine, batch=batch, context=case.context)
+    if case.law is None:
+        return found
+    tokens = batch * case.context
+    tpot = case.law.ns(batch, tokens, tokens, requests=batch) / SECOND_NS
+    return replace(
+        found, tpot_s=tpot, output_tokens_per_s=batch / tpot if tpot else math.inf, binds="measured"
+    )
 
 
 def plan_row(found: Planned) -> Row:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kvtool.catalog import GpuPreset
     from kvtool.config import LoadedConfig
     from kvtool.engine_memory import Line
+    from kvtool.sim.settings import StepTime
     from kvtool.weights.stored import Stored
 
 UTILIZATION = 0.9
@@ -77,6 +78,8 @@ class PlanQuery:
     read_efficiency: float | None = None
     compute_efficiency: float | None = None
     """Shares of the peaks that a step reaches; None: estimates."""
+    law: StepTime | None = None
+    """What a step takes as it was measured (--calibrate)."""
     vllm: VllmOptions = field(default_factory=VllmOptions)
 
 
@@ -206,6 +209,7 @@ def case_of(
         max_num_seqs=query.max_num_seqs,
         loads=loads_of(model, query, holder, split),
         machine=machine_of(gpu, model.dtype, query),
+        law=query.law,
         usd_per_hour=price,
         echo={
             "gpu_memory_utilization": utilization,

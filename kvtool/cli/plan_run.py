@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from kvtool import catalog
+from kvtool.calibrate import calibrated, differs
 from kvtool.cli.each import each_model
 from kvtool.config import load_config
 from kvtool.errors import KvtoolError
@@ -23,20 +25,40 @@ GATED = "does_not_fit"
 def run_plan(given: dict[str, Any], query: PlanQuery, out: Output) -> None:
     """Rows of every model; exit code 1 if none of them fits."""
 
+    fit = None if given["calibrate"] is None else calibrated(given["calibrate"])
+    query = query if fit is None else replace(query, law=fit.law.step_time)
+
     def one(typed: str, lost: list[KvtoolError]) -> tuple[list[Row], list[str]]:
         model = _load(typed, given, query)
         rows = [_row(case, model) for case in cases_of(model, query, lost)]
         name = model.subject.name
+        if fit is not None:
+            other = differs(fit, load_config, model=typed, gpus=None, dtype=given["dtype"])
+            lost_words = [] if other is None else [other]
+            model = replace(model, notes=(*model.notes, fit.law.basis, *lost_words))
         said = [text if text.startswith(name) else f"{name}: {text}" for text in model.notes]
         if not rows and lost:
             raise lost[0]
         return rows, said
 
     rows, notes, failed = each_model(given["models"], one)
+    notes += _prices(query)
     run = Run(command="plan", params=given, rows=tuple(rows), notes=tuple(notes))
     if failed is None and rows and not any(row["fits"] for row in rows):
         failed = KvtoolError(*refusal(rows), code=GATED)
     out.emit(run, view(run), failed=failed)
+
+
+def _prices(query: PlanQuery) -> list[str]:
+    """Where the prices come from: examples of a day, not quotes."""
+    if query.price is not None or query.ranked:
+        return []
+    return [
+        f"{one.preset.id}: {one.preset.price_usd_per_hour:g} USD an hour is an example of "
+        f"{one.preset.price_date}, {one.preset.price_source} (--price sets it)"
+        for one in query.gpus
+        if one.preset.price_usd_per_hour is not None
+    ]
 
 
 def _load(typed: str, given: dict[str, Any], query: PlanQuery) -> PlanModel:
