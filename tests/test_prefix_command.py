@@ -213,14 +213,14 @@ def test_a_model_whose_prefill_is_not_counted_has_its_memory(rows: Any, kvtool: 
         "--num-requests",
         "50",
         "--model",
-        "mixtral-8x7b-v0.1",
+        "orion-14b",
         "--index",
         "hash",
     )
     (row,) = rows(*words, "--capacity", "1GiB")
-    assert row["bytes_per_token"] == 131_072
+    assert row["bytes_per_token"] == 40 * 2 * 5120 * 2
     assert row["saved_flops"] is None
-    assert "no FLOPs, no time: mixtral" in kvtool("prefix", *words, "--capacity", "1GiB").err
+    assert "no FLOPs, no time: orion" in kvtool("prefix", *words, "--capacity", "1GiB").err
 
 
 def test_tiers(rows: Any, kvtool: Any) -> None:

@@ -189,7 +189,7 @@ def test_a_timeline_is_the_integral_of_the_steps() -> None:
         (["--calibrate", "none.json", "--step-time", "token_ns=1"], "both say what a step takes"),
         (["--price", "-1"], "is no price"),
         (["--price", "nan"], "is no number"),
-        (["--model", "mixtral-8x7b", "--gpu", "h100:4", "--num-blocks", "90"], "has experts"),
+        (["--model", "orion-14b", "--gpu", "h100:4", "--num-blocks", "90"], "orion has no recipe"),
         (["--rate", "never"], "--rate"),
         (["--requests", "none.jsonl"], "none.jsonl"),
     ],

@@ -38,7 +38,9 @@ class Entry(NamedTuple):
 COMMANDS: dict[str, Entry] = {
     "size": Entry("kvtool.cli.size", ANALYSE, "How many bytes does the KV cache take?"),
     "plan": Entry(
-        "kvtool.cli.plan", ANALYSE, "What fits, how many users, how long, how fast, at what cost?"
+        "kvtool.cli.plan",
+        ANALYSE,
+        "What fits, how many users, how long a context, how fast, at what cost?",
     ),
     "check": Entry("kvtool.cli.check", ANALYSE, "Is that what really gets allocated?"),
     "fragment": Entry(
