@@ -119,6 +119,7 @@ def fields_in(row: dict[str, Any]) -> set[str]:
         ["presets", "gpus", "--show", "h100"],
         ["presets", "workloads", "--show", "chat"],
         ["fragment", "--num-requests", "50"],
+        ["plan", "llama-3-8b", "--gpu", "h100", "--engine", "vllm"],
         [
             "prefix",
             "--workload",
