@@ -19,6 +19,8 @@ from kvtool.size_row import Case, Subject, VllmOptions
 
 LONGEST = 2**24
 """Tokens that are looked for where the model states no maximum."""
+MOST_REQUESTS = 2**20
+"""Where a request takes no memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,9 @@ class Capacity:
     context: int
     request_bytes: int
     max_concurrency: float
-    """Requests of one replica at a time; below 1: not even one."""
+    """Requests of one replica at a time, as vLLM prints it; below 1: not even one."""
+    whole_requests: int
+    """That really run at a time: of vLLM's blocks one is no request's."""
     kv_tokens: int
     """Concurrency × context, as vLLM prints it."""
     num_blocks: int | None
@@ -69,14 +73,15 @@ def capacity(holder: Holder, context: int, kv_bytes: int) -> Capacity:
     block = row.get("bytes_per_block")
     if block:
         held = room // block / row["blocks_per_request"]
-        # vLLM sets one block aside before it asks whether a request fits, and counts it all the same.
-        held = held if row["blocks_per_request"] * block <= room - block else min(held, 0.999)
+        whole = max(0, room // block - 1) // row["blocks_per_request"]  # the null block
     else:
         held = room / request if request else math.inf
+        whole = room // request if request else MOST_REQUESTS
     return Capacity(
         context=context,
         request_bytes=request,
         max_concurrency=held,
+        whole_requests=whole,
         kv_tokens=int(held * context) if math.isfinite(held) else 0,
         num_blocks=room // block if block else None,
         bytes_per_block=block,

@@ -109,7 +109,7 @@ def planned(case: PlanCase, *, look_for_context: bool = True) -> Planned:
     each = each_of(case)
     needed = each * holds.request_bytes
     missing = max(0, needed - budget) if budget > 0 else needed - budget
-    fits = holds.max_concurrency >= each
+    fits = holds.whole_requests >= each
     if not fits:
         missing = max(missing, 1)
     return Planned(
@@ -129,9 +129,9 @@ def _binds(case: PlanCase, holds: Capacity, each: int) -> str:
         return "weights"
     if memory.left.best <= 0:
         return "overhead"
-    if holds.max_concurrency < 1:
+    if not holds.whole_requests:
         return "context"
-    if holds.max_concurrency < each:
+    if holds.whole_requests < each:
         return "users"
     if case.max_num_seqs is not None and case.max_num_seqs < holds.max_concurrency:
         return "max_num_seqs"
@@ -140,10 +140,9 @@ def _binds(case: PlanCase, holds: Capacity, each: int) -> str:
 
 def running(case: PlanCase, holds: Capacity, each: int) -> int:
     """Requests of a replica that a speed is told of: those asked for, else as many as fit."""
-    most = math.floor(holds.max_concurrency) if math.isfinite(holds.max_concurrency) else each
     if case.users is not None:
         return each
-    return max(1, min(most, case.max_num_seqs or most))
+    return max(1, min(holds.whole_requests, case.max_num_seqs or holds.whole_requests))
 
 
 def each_of(case: PlanCase) -> int:
@@ -167,7 +166,7 @@ def whole_cache(case: PlanCase) -> int:
 
 
 def _speed(case: PlanCase, holds: Capacity, each: int) -> Speed | None:
-    if case.loads is None or case.machine is None or holds.max_concurrency < 1:
+    if case.loads is None or case.machine is None or not holds.whole_requests:
         return None
     batch = running(case, holds, each)
     found = speed(case.loads, case.machine, batch=batch, context=case.context)
