@@ -57,12 +57,6 @@ class Lengths:
         return total
 
     @property
-    def half_way(self) -> Column:
-        """Tokens of each request with half its output, rounded up."""
-        half: Column = self.prompt_tokens + (self.output_tokens + 1) // 2
-        return half
-
-    @property
     def steps(self) -> Column:
         """That each runs for: one a token that it generates, and one at least."""
         import numpy as np
@@ -103,7 +97,6 @@ def lengths_of(*requests: Requests | HashedRequests) -> Lengths:
 def _measured(prompt: Column, output: Column) -> Lengths:
     import numpy as np
 
-    
     if not len(prompt):
         raise usage_error(
             "there are no requests to plan for", "give a workload or a trace with some"
@@ -160,10 +153,8 @@ def concurrency_of(holder: Holder, kv_bytes: int, lengths: Lengths, replicas: in
     at = [capacity(holder, tokens, kv_bytes) for tokens in (served.p50, served.p95, served.p99)]
     block = at[0].bytes_per_block
     room = max(0, kv_bytes) // block if block else max(0, kv_bytes)
-    means = [
-        float(np.average(request_costs(holder, tokens), weights=served.steps))
-        for tokens in (served.half_way, served.at_end)
-    ]
+    costs = running_costs(holder, served), request_costs(holder, served.at_end)
+    means = [float(np.average(one, weights=served.steps)) for one in costs]
     running, at_end = (replicas * room / mean if mean else math.inf for mean in means)
     of_percentile = [replicas * one.max_concurrency for one in at]
     return LengthRow(
@@ -280,6 +271,24 @@ def request_costs(holder: Holder, tokens: Column) -> Floats:
     known = _bends(cost, int(places.min()), int(places.max()))
     found: Floats = np.interp(places, list(known), list(known.values()))
     return np.rint(found)
+
+
+def running_costs(holder: Holder, lengths: Lengths) -> Floats:
+    """The same on average over the steps of each: the first holds its prompt, each later one a token more."""
+    import numpy as np
+
+    step = tokens_a_step(any_length(holder))
+    each = request_costs(holder, step * np.arange(1, lengths.longest // step + 2))
+    before = np.concatenate([[0.0], step * np.cumsum(each)])
+
+    def summed(tokens: Column) -> Floats:
+        """Costs of 1, 2, … up to so many tokens."""
+        sums: Floats = before[tokens // step] + tokens % step * each[tokens // step]
+        return sums
+
+    first = np.maximum(lengths.prompt_tokens, 1) - 1
+    mean: Floats = (summed(first + lengths.steps) - summed(first)) / lengths.steps
+    return mean
 
 
 def tokens_a_step(holder: Holder) -> int:

@@ -23,6 +23,7 @@ from kvtool.step_law import law_of
 if TYPE_CHECKING:
     from kvtool.catalog import GpuPreset
     from kvtool.plan import PlanCase
+    from kvtool.run import Row
     from kvtool.sim.settings import StepTime
 
 HALVINGS = 40
@@ -118,58 +119,73 @@ def disaggregation(
     second = _kind(model, query, decode_gpu, prompt, output)
     _check_holds(first, prompt, "prefill")
     _check_holds(second, prompt + output, "decode")
-    kv_bytes = ideal.size(
-        replace(first.case.holder.layout, tp=1, dcp=1),
-        context=prompt,
-        encoder=first.case.holder.encoder,
-    ).bytes
-    transfer_s, prefill_s = kv_bytes * 8 / link_bits_per_s, _prefill_s(first.prefill, prompt)
+    return Apart(
+        prompt_tokens=prompt,
+        output_tokens=output,
+        link_bits_per_s=link_bits_per_s,
+        **_named("prefill", first),
+        **_named("decode", second),
+        **_times(first, second, link_bits_per_s, prompt, output),
+    )
+
+
+def _named(name: str, kind: _Kind) -> Row:
+    return {
+        f"{name}_gpu": kind.case.gpu.id,
+        f"{name}_gpus": kind.case.gpus,
+        f"{name}_tp": kind.case.holder.layout.tp,
+    }
+
+
+def _times(first: _Kind, second: _Kind, link: float, prompt: int, output: int) -> Row:
+    """Of one request, of all of them apart, and of the same GPUs undivided."""
+    holder = first.case.holder
+    whole = replace(holder.layout, tp=1, dcp=1, block_size=None)
+    kv_bytes = ideal.size(whole, context=prompt, encoder=holder.encoder).bytes
+    transfer_s, prefill_s = kv_bytes * 8 / link, _prefill_s(first.prefill, prompt)
     tpot_s = _step_s(second, second.batch, 0.0, prompt, output)
-    mixed_batch, mixed_tpot_s = _mixed(second, prompt, output)
     rates = {
         "prefill": first.instances / prefill_s,
         "link": first.instances / transfer_s,
         "decode": second.instances * second.batch / tpot_s / (output - 1),
     }
+    return {
+        "kv_bytes": kv_bytes,
+        "transfer_s": transfer_s,
+        "prefill_s": prefill_s,
+        "batch": second.batch,
+        "tpot_s": tpot_s,
+        "decode_s": (output - 1) * tpot_s,
+        **_apart(first, second, rates, prompt, output),
+    }
+
+
+def _apart(first: _Kind, second: _Kind, rates: dict[str, float], prompt: int, output: int) -> Row:
+    """What the slowest of them lets through, against the same GPUs undivided."""
+    gpus = {"prefill": first.case.gpus, "decode": second.case.gpus}
     binds = min(rates, key=lambda name: rates[name])
-    rate, gpus = rates[binds], {"prefill": first.case.gpus, "decode": second.case.gpus}
+    rate = rates[binds]
     idle = sum(count * (1 - rate / rates[name]) for name, count in gpus.items())
+    settled, settled_s = _settled(second, rate / second.instances, prompt, output)
+    mixed_batch, mixed_tpot_s = _mixed(second, prompt, output)
     mixed = sum(_mixed_rate(kind, prompt, output) for kind in (first, second))
-    settled, settled_s = float(second.batch), tpot_s
-    if binds != "decode":
-        settled, settled_s = _settled(second, rate / second.instances, prompt, output)
     saved, lost = 1 - settled_s / mixed_tpot_s, 1 - rate / mixed
-    return Apart(
-        prompt_tokens=prompt,
-        output_tokens=output,
-        prefill_gpu=prefill_gpu.preset.id,
-        prefill_gpus=gpus["prefill"],
-        prefill_tp=first.prefill.tp,
-        decode_gpu=decode_gpu.preset.id,
-        decode_gpus=gpus["decode"],
-        decode_tp=second.prefill.tp,
-        link_bits_per_s=link_bits_per_s,
-        kv_bytes=kv_bytes,
-        transfer_s=transfer_s,
-        prefill_s=prefill_s,
-        batch=second.batch,
-        tpot_s=tpot_s,
-        decode_s=(output - 1) * tpot_s,
-        prefill_gpus_per_decode_gpu=(
+    return {
+        "prefill_gpus_per_decode_gpu": (
             rates["decode"] / gpus["decode"] / (rates["prefill"] / gpus["prefill"])
         ),
-        requests_per_s=rate,
-        binds=binds,
-        settled_batch=settled,
-        settled_tpot_s=settled_s,
-        idle_share=idle / sum(gpus.values()),
-        mixed_batch=mixed_batch,
-        mixed_tpot_s=mixed_tpot_s,
-        mixed_requests_per_s=mixed,
-        saved_tpot_share=saved,
-        lost_requests_share=lost,
-        pays=saved > lost,
-    )
+        "requests_per_s": rate,
+        "binds": binds,
+        "settled_batch": settled,
+        "settled_tpot_s": settled_s,
+        "idle_share": idle / sum(gpus.values()),
+        "mixed_batch": mixed_batch,
+        "mixed_tpot_s": mixed_tpot_s,
+        "mixed_requests_per_s": mixed,
+        "saved_tpot_share": saved,
+        "lost_requests_share": lost,
+        "pays": saved > lost,
+    }
 
 
 def _kind(model: PlanModel, query: PlanQuery, gpus: Gpus, prompt: int, output: int) -> _Kind:
@@ -241,6 +257,9 @@ def _mixed(kind: _Kind, prompt: int, output: int) -> tuple[float, float]:
 def _settled(kind: _Kind, rate: float, prompt: int, output: int) -> tuple[float, float]:
     """The batch of a decode instance that is sent so many requests a second, and its step: fewer decode
     faster. By Little's law the batch is the rate times the seconds that a request decodes."""
+    full_s = _step_s(kind, kind.batch, 0.0, prompt, output)
+    if rate * (output - 1) * full_s > kind.batch * (1 - 1e-9):
+        return float(kind.batch), full_s
     low, high = 0.0, float(kind.batch)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
