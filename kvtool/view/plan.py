@@ -90,10 +90,9 @@ def _others(row: Row) -> tuple[Table, ...]:
 
 def _lines(rows: tuple[Row, ...]) -> Table:
     apart = [name for name in SETTINGS if len({row[name] for row in rows}) > 1] or ["model", "gpu"]
-    figures = (
-        "weights", "KV budget", "fits", "requests at a time", "longest context", "TPOT", "tokens/s",
-        "USD/h", "USD/M tokens",
-    )  # fmt: skip
+    if all(row["tp"] == row["gpus"] for row in rows) and "gpus" in apart:
+        apart.remove("tp")
+    figures = ("for KV", "fits", "requests", "longest", "TPOT", "tokens/s", "USD/h", "USD/M")
     return Table(
         columns=(*(TITLES.get(name, name) for name in apart), *figures),
         rows=tuple((*(_value(row[name]) for name in apart), *_figures(row)) for row in rows),
@@ -103,7 +102,6 @@ def _lines(rows: tuple[Row, ...]) -> Table:
 
 def _figures(row: Row) -> tuple[str, ...]:
     return (
-        f"{row['weights_bytes'] / GIB:,.2f} GiB",
         f"{row['kv_budget_bytes']['best'] / GIB:,.2f} GiB",
         "yes" if row["fits"] else f"no: {row['binds']}",
         words.share(row["max_concurrency"]),
