@@ -11,6 +11,7 @@ from kvtool.cli.options import (
     JsonOpt,
     OutputOpt,
     QuietOpt,
+    SeedOpt,
     VerboseOpt,
     output_from,
 )
@@ -40,11 +41,17 @@ def plan(
     dp: p.DpOpt = None,
     dcp: o.DcpOpt = "1",
     ep: p.EpOpt = False,
+    ways: p.WaysOpt = False,
+    disaggregate: p.DisaggregateOpt = None,
+    link: p.LinkOpt = None,
     context: p.ContextOpt = None,
     batch: p.UsersOpt = None,
     max_num_seqs: p.MaxSeqsOpt = None,
     workload: p.WorkloadOpt = None,
+    num_requests: p.NumRequestsOpt = "10000",
     trace: p.TraceOpt = None,
+    prompt_tokens: p.PromptOpt = "2k",
+    output_tokens: p.OutputTokensOpt = "256",
     encoder_tokens: o.EncoderOpt = None,
     solve: p.SolveOpt = None,
     kv_dtype: p.KvDtypeOpt = "auto",
@@ -57,6 +64,7 @@ def plan(
     reserve: p.ReserveOpt = None,
     kv_memory: p.KvMemoryOpt = None,
     max_batched_tokens: p.MaxBatchedOpt = None,
+    tiers: p.TiersOpt = None,
     block_size: o.BlockSizeOpt = None,
     prefix_caching: o.PrefixCachingOpt = False,
     hybrid: o.HybridOpt = None,
@@ -67,7 +75,7 @@ def plan(
     explain: p.ExplainOpt = False,
     jobs: p.JobsOpt = 1,
     backend: p.BackendOpt = None,
-    seed: int = 0,
+    seed: SeedOpt = 0,
     format: FormatOpt = None,
     json: JsonOpt = False,
     output: OutputOpt = None,
@@ -77,12 +85,14 @@ def plan(
     """What fits, how many users, how long a context, how fast, at what cost?"""
     given: dict[str, Any] = {k: v for k, v in locals().items() if k not in _NOT_ASKED}
     out = output_from(format, json, output, quiet, verbose)
+    from kvtool.cli.plan_extras import check_extras
     from kvtool.cli.plan_run import run_plan
     from kvtool.cli.plan_words import query_of
     from kvtool.output import check_not_read
 
     check_not_read(output, [*(models or []), *filter(None, (trace, calibrate))])
     query = query_of(given)
+    check_extras(given)
     try:
         run_plan(given, query, out)
     except KvtoolError as error:

@@ -62,6 +62,63 @@ TraceOpt = Annotated[
         help="The same, of a file of requests.",
     ),
 ]  # fmt: skip
+NumRequestsOpt = Annotated[
+    str,
+    typer.Option(
+        "--num-requests",
+        metavar="N",
+        rich_help_panel=WORKLOAD,
+        help="Requests of --workload that are drawn.",
+    ),
+]
+WaysOpt = Annotated[
+    bool,
+    typer.Option(
+        "--ways", rich_help_panel=HARDWARE,
+        help="Every way to split the GPUs: ranks, stages, replicas, experts spread; best first.",
+    ),
+]  # fmt: skip
+DisaggregateOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--disaggregate", metavar="KINDS", rich_help_panel=HARDWARE, show_default=False,
+        help="Prefill and decode apart: prefill=h100:1,decode=h200:1, the GPUs of an instance each by --tp. With "
+        "--link, --prompt-tokens and --output-tokens.",
+    ),
+]  # fmt: skip
+LinkOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--link", metavar="RATE", rich_help_panel=HARDWARE, show_default=False,
+        help="Over which caches are sent: 400Gb (bits a second), 50GB/s.",
+    ),
+]  # fmt: skip
+PromptOpt = Annotated[
+    str,
+    typer.Option(
+        "--prompt-tokens",
+        metavar="TOKENS",
+        rich_help_panel=WORKLOAD,
+        help="Of --disaggregate's requests.",
+    ),
+]
+OutputTokensOpt = Annotated[
+    str,
+    typer.Option(
+        "--output-tokens",
+        metavar="TOKENS",
+        rich_help_panel=WORKLOAD,
+        help="The same of their answers.",
+    ),
+]
+TiersOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--tiers", metavar="TIERS", rich_help_panel=BUDGET, show_default=False,
+        help="Memory below the GPU's for caches: cpu=64GiB@25GB/s,disk=1TiB@6GB/s: what it holds, and whether "
+        "loading beats computing.",
+    ),
+]  # fmt: skip
 KvDtypeOpt = Annotated[
     str,
     typer.Option(

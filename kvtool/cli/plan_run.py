@@ -8,6 +8,7 @@ from typing import Any
 from kvtool import catalog
 from kvtool.calibrate import calibrated, differs
 from kvtool.cli.each import each_model
+from kvtool.cli.plan_extras import Requests, contexts_of, extras
 from kvtool.config import load_config
 from kvtool.errors import KvtoolError
 from kvtool.model import read_model
@@ -25,12 +26,18 @@ GATED = "does_not_fit"
 def run_plan(given: dict[str, Any], query: PlanQuery, out: Output) -> None:
     """Rows of every model; exit code 1 if none of them fits."""
 
+    requests = Requests(given)
     fit = None if given["calibrate"] is None else calibrated(given["calibrate"])
     query = query if fit is None else replace(query, law=fit.law.step_time)
 
     def one(typed: str, lost: list[KvtoolError]) -> tuple[list[Row], list[str]]:
         model = _load(typed, given, query)
-        rows = [_row(case, model) for case in cases_of(model, query, lost)]
+        asked, more = contexts_of(query, requests, model), list[str]()
+        rows = [
+            _row(case, model) | extras(given, model, asked, case, requests, more)
+            for case in cases_of(model, asked, lost)
+        ]
+        model = replace(model, notes=(*model.notes, *more))
         name = model.subject.name
         if fit is not None:
             other = differs(fit, load_config, model=typed, gpus=None, dtype=given["dtype"])

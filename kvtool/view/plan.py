@@ -8,6 +8,7 @@ from typing import Any
 from kvtool.run import Row, Run
 from kvtool.units import GIB
 from kvtool.view import Table, View
+from kvtool.view import plan_extras as more
 from kvtool.view import plan_words as words
 from kvtool.view.plan_chart import chart
 from kvtool.view.words import number, rate, seconds
@@ -29,9 +30,15 @@ def view(run: Run) -> View:
     if len(rows) != 1:
         return View(tables=(_lines(rows),) if rows else (), chart=chart(rows))
     row = rows[0]
-    tables = (_memory(row, explained=bool(run.params.get("explain"))), _holds(row), *_others(row))
+    tables = (
+        _memory(row, explained=bool(run.params.get("explain"))),
+        _holds(row),
+        *_others(row),
+        *more.tables(row),
+    )
     return View(
-        tables=tables, lead=(words.verdict(row),), sentences=tuple(words.about(row)), chart=chart(rows)
+        tables=tables, lead=(words.verdict(row),), sentences=(*words.about(row), *more.sentences(row)),
+        chart=chart(rows)
     )  # fmt: skip
 
 

@@ -1,0 +1,177 @@
+"""What a plan says besides, as typed: real lengths, ways to split GPUs, prefill apart, tiers below the GPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from kvtool.beyond import disaggregation, offload, parallel_rows, prefill_on
+from kvtool.catalog import preset_ids
+from kvtool.cli.simulate_disaggregated import link_bits
+from kvtool.errors import KvtoolError, usage_error
+from kvtool.plan import PlanCase
+from kvtool.plan_lengths import Lengths, concurrency_of, length_fields, lengths_of, made_requests
+from kvtool.plan_shared import shared_concurrency_of, shared_fields
+from kvtool.planning import Gpus, PlanModel, PlanQuery, gpus_named
+from kvtool.prompts import Prompts, made, traced
+from kvtool.run import Row
+from kvtool.sharing import sharing_of
+from kvtool.trace import read_trace
+from kvtool.units import parse_bytes, parse_count
+
+KINDS = "--disaggregate prefill=h100:1,decode=h200:1"
+TIERS = "--tiers cpu=64GiB@25GB/s,disk=1TiB@6GB/s"
+
+
+def check_extras(given: Mapping[str, Any]) -> None:
+    """Refuse words that contradict each other before a model is read."""
+    if given["workload"] is not None and given["trace"] is not None:
+        raise usage_error("--workload and --trace are two sets of requests", "leave out one")
+    if given["disaggregate"] is not None and given["link"] is None:
+        raise usage_error("--disaggregate sends caches over a link", "add --link 400Gb")
+    if given["link"] is not None and given["disaggregate"] is None:
+        raise usage_error("--link is of --disaggregate", f"add {KINDS}, or leave it out")
+    if given["disaggregate"] is not None:
+        kinds_of(given["disaggregate"])
+        link_bits(given["link"])
+    tiers_of(given["tiers"])
+
+
+class Requests:
+    """The requests that lengths are of, read once; None where one context is all."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self.name = given["workload"] or given["trace"]
+        self.lengths: Lengths | None = None
+        self.prompts: Prompts | None = None
+        if given["workload"] is not None:
+            self._make(given)
+        elif given["trace"] is not None:
+            found = read_trace(given["trace"])
+            self.lengths = lengths_of(found.requests)
+            self.prompts = _named_blocks(given["trace"])
+
+    def _make(self, given: Mapping[str, Any]) -> None:
+        name, count = given["workload"], parse_count(given["num_requests"], name="--num-requests")
+        if name in preset_ids("prefixes") and name not in preset_ids("workloads"):
+            workload = replace(sharing_of(name, seed=given["seed"]), num_requests=count)
+            self.prompts = made(workload)
+            self.lengths = lengths_of(*self.prompts)
+        else:
+            requests = made_requests(name, num_requests=count, seed=given["seed"])
+            self.lengths = lengths_of(requests)
+
+
+def _named_blocks(path: str) -> Prompts | None:
+    """A trace that says what its prompts consist of; None for one of lengths alone."""
+    try:
+        return traced(path)
+    except KvtoolError:
+        return None
+
+
+def contexts_of(query: PlanQuery, requests: Requests, model: PlanModel) -> PlanQuery:
+    """With real lengths, a request is as long as 99 % of them are, unless a context is given."""
+    if requests.lengths is None or query.contexts:
+        return query
+    top = model.shape.max_context if model.shape.max_context_stated else None
+    longest = requests.lengths.p99 if top is None else min(requests.lengths.p99, top)
+    return replace(query, contexts=(max(1, longest),))
+
+
+def extras(
+    given: Mapping[str, Any], model: PlanModel, query: PlanQuery, case: PlanCase, requests: Requests,
+    notes: list[str],
+) -> Row:  # fmt: skip
+    """Fields besides those of a plan."""
+    row: Row = {}
+    if requests.lengths is not None:
+        row |= _of_lengths(case, requests, notes)
+    if given["ways"]:
+        ways = parallel_rows(model, query, case.gpu, case.gpus)
+        notes += ways.notes
+        row["ways"] = list(ways.rows)
+        row["refused_ways"] = [
+            {"reason": one.reason, "ways": [str(way) for way in one.ways]} for one in ways.refused
+        ]
+    if given["disaggregate"] is not None:
+        first, second = kinds_of(given["disaggregate"])
+        prompt = parse_count(given["prompt_tokens"], name="--prompt-tokens")
+        output = parse_count(given["output_tokens"], name="--output-tokens")
+        bits = float(link_bits(given["link"]))
+        found = asdict(disaggregation(model, query, first, second, bits, prompt, output))
+        notes += found.pop("notes")
+        row["disaggregation"] = found
+    if given["tiers"] is not None:
+        row["tiers"] = _tiers(given, model, query, case, notes)
+    return row
+
+
+def _of_lengths(case: PlanCase, requests: Requests, notes: list[str]) -> Row:
+    assert requests.lengths is not None, "checked by the caller"
+    budget = case.memory.left.best
+    found = concurrency_of(case.holder, budget, requests.lengths, case.replicas)
+    notes += found.notes
+    row: Row = {"workload": requests.name, "lengths": length_fields(found), "sharing": None}
+    if requests.prompts is not None:
+        try:
+            shared = shared_concurrency_of(case.holder, budget, requests.prompts, case.replicas)
+            row["sharing"] = shared_fields(shared)
+        except KvtoolError as error:
+            notes.append(f"nothing is said of shared prefixes: {error.message}")
+    return row
+
+
+def kinds_of(text: str) -> tuple[Gpus, Gpus]:
+    """`prefill=h100:4,decode=h200:4`."""
+    found: dict[str, Gpus] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"(prefill|decode)=([^=,]+)", part.strip())
+        if match is None or match[1] in found:
+            raise usage_error(
+                f"--disaggregate: '{part[:40]}' is no kind of its own", f"write {KINDS}"
+            )
+        (found[match[1]],) = gpus_named(match[2])
+    if len(found) < 2:
+        raise usage_error("--disaggregate names prefill and decode", f"write {KINDS}")
+    return found["prefill"], found["decode"]
+
+
+def tiers_of(text: str | None) -> dict[str, tuple[int, float]]:
+    """Bytes and bytes a second of `cpu` and `disk`."""
+    found: dict[str, tuple[int, float]] = {}
+    for word in () if text is None else text.split(","):
+        match = re.fullmatch(r"(cpu|disk)=([^@]+)@(.+)/s", word.strip())
+        if match is None or match[1] in found:
+            raise usage_error(f"--tiers: '{word.strip()[:40]}' is no tier", f"write {TIERS}")
+        size, rate = (parse_bytes(match[place], name="--tiers") for place in (2, 3))
+        if not size or not rate:
+            raise usage_error(
+                f"--tiers: '{word.strip()[:40]}' holds or moves nothing", f"write {TIERS}"
+            )
+        found[match[1]] = size, float(rate)
+    return found
+
+
+def _tiers(
+    given: Mapping[str, Any], model: PlanModel, query: PlanQuery, case: PlanCase, notes: list[str]
+) -> list[dict[str, Any]]:
+    tiers = tiers_of(given["tiers"])
+    cpu, disk = (tiers.get(name, (0, 0.0)) for name in ("cpu", "disk"))
+    layout = case.holder.layout
+    prefill = None
+    try:
+        prefill = prefill_on(model, query, case.gpu, layout.tp * layout.pp, layout.kv.name)
+    except KvtoolError as error:
+        notes.append(f"whether loading beats computing is not known: {error.message}")
+    rows = []
+    for one in offload(
+        case, prefill, cpu_bytes=cpu[0], disk_bytes=disk[0],
+        cpu_bandwidth=cpu[1] or disk[1], disk_bandwidth=disk[1],
+    ):  # fmt: skip
+        found = asdict(one)
+        notes += found.pop("notes")
+        rows.append(found)
+    return rows
