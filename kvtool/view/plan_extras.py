@@ -80,7 +80,7 @@ def _ways(rows: list[Row] | None) -> Table | None:
         (
             *(str(row[name]) for name in ("tp", "pp", "dp", "dcp")),
             "yes" if row["expert_parallel"] else "no",
-            format_bytes(row["kv_budget_bytes"]["best"]), str(row["kv_copies"]),
+            format_bytes(row["kv_budget_bytes"]["best"]), f"{row['kv_copies']:.3g}",
             share(row["max_concurrency"]), number(row["max_context"]),
             seconds(row["tpot_s"]) if row["tpot_s"] is not None else "–",
             rate(row["output_tokens_per_s"]),
