@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvtool import catalog
@@ -20,6 +21,7 @@ from kvtool.model.shape import ModelShape
 from kvtool.plan import MemoryPlan, PlanCase, fixed
 from kvtool.size_row import Subject, VllmOptions
 from kvtool.sizing import DEFAULT_CONTEXT, check_context, encoder_length, model_dtype
+from kvtool.units import format_bytes
 from kvtool.weights.counted import in_words, weights_of
 from kvtool.weights.parts import TEXT
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from kvtool.config import LoadedConfig
     from kvtool.engine_memory import Line
     from kvtool.sim.settings import StepTime
+    from kvtool.weights.headers import Headers
     from kvtool.weights.stored import Stored
 
 UTILIZATION = 0.9
@@ -93,6 +96,8 @@ class PlanModel:
     sizes: ModelSizes
     stored: Stored | None
     """None: no recipe counts its weights, whose bytes are given then."""
+    exact: Headers | None = None
+    """Of the checkpoint itself, where its headers can be read."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -101,25 +106,46 @@ class PlanModel:
         return self.subject.shape
 
 
-def model_for(loaded: LoadedConfig, shape: ModelShape, query: PlanQuery) -> PlanModel:
+def model_for(
+    loaded: LoadedConfig, shape: ModelShape, query: PlanQuery, revision: str | None = None
+) -> PlanModel:
     """KvtoolError if nothing says how many bytes its weights take."""
     dtype, note = model_dtype(shape, query.dtype)
     found: Stored | None = None
+    exact, why = _headers(loaded, revision) if query.weights is None else (None, "")
     try:
         found = weights_of(loaded.name, loaded.config, shape, dtype)
     except KvtoolError:
-        if query.weights is None and query.kv_memory is None:
+        if query.weights is None and query.kv_memory is None and exact is None:
             raise
-    counted = in_words(loaded.name, found) if found and query.weights is None else ""
-    said = (*loaded.notes, note, *shape.notes, counted)
+    counted = "" if query.weights is not None or found is None else in_words(loaded.name, found)
+    if exact is not None:
+        counted = f"its weights are {format_bytes(exact.bytes)}, as {exact.source} say"
+    said = (*loaded.notes, note, *shape.notes, why, counted)
     return PlanModel(
         subject=Subject(name=loaded.name, source=loaded.source, shape=shape),
         config=loaded.config,
         dtype=dtype,
         sizes=sizes_of(loaded.name, loaded.config, shape),
         stored=found,
+        exact=exact,
         notes=tuple(text for text in said if text),
     )
+
+
+def _headers(loaded: LoadedConfig, revision: str | None) -> tuple[Headers | None, str]:
+    """Of a folder's or a Hub repository's safetensors files; None, and why, where there are none to read."""
+    place: str | Path = loaded.name if loaded.source == "hub" else Path(loaded.where).parent
+    if loaded.source == "folder" and not any(Path(place).glob("*.safetensors")):
+        return None, ""
+    if loaded.source not in ("hub", "folder"):
+        return None, ""
+    from kvtool.weights.headers import headers_of
+
+    try:
+        return headers_of(place, revision=revision), ""
+    except KvtoolError as error:
+        return None, f"{error.message}: its weights are counted from the config"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,11 +281,18 @@ def weights_line(model: PlanModel, query: PlanQuery, split: Split) -> Line:
     if query.weights is not None:
         each = f", an equal share of {ranks:,} ranks" if ranks > 1 else ""
         return fixed("weights", -(-query.weights // ranks), f"--weights{each}")
-    assert model.stored is not None, "checked: there are weights"
+    if model.stored is None:
+        assert model.exact is not None, "checked: there are weights"
+        return fixed(
+            "weights", -(-model.exact.bytes // ranks), f"{model.exact.source}, an equal share"
+        )
     layers = stages(model.shape.num_modules, split.pp)
     experts = split.tp * split.replicas if query.expert_parallel else 1
     count = model.stored.rank_bytes(split.tp, layers, experts)
-    return fixed("weights", count, model.stored.basis)
+    if model.exact is None:
+        return fixed("weights", count, model.stored.basis)
+    share = -(-count * model.exact.bytes // model.stored.bytes)  # cut as what was counted is
+    return fixed("weights", share, model.exact.source)
 
 
 def loads_of(model: PlanModel, query: PlanQuery, holder: Holder, split: Split) -> Loads | None:

@@ -71,7 +71,7 @@ def _prices(query: PlanQuery) -> list[str]:
 def _load(typed: str, given: dict[str, Any], query: PlanQuery) -> PlanModel:
     loaded = load_config(typed, revision=given["revision"])
     shape = read_model(loaded.config, catalog.class_defaults()["types"])
-    return model_for(loaded, shape, query)
+    return model_for(loaded, shape, query, given["revision"])
 
 
 def _row(case: Any, model: PlanModel) -> Row:
