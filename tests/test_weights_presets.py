@@ -134,9 +134,9 @@ def test_flan_t5_lacks_the_head_that_transformers_5_ties(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_is_counted_or_refused(name: str) -> None:
+def test_every_preset_is_counted_but_those_without_a_recipe(name: str) -> None:
     try:
-        assert counted(name) > 0
+        found = counted(name)
     except KvtoolError as error:
-        assert error.code == "weights_not_counted"
-        assert name in UNCOUNTED
+        found = 0 if (error.code, name in UNCOUNTED) == ("weights_not_counted", True) else -1
+    assert found > 0 or (found == 0 and name in UNCOUNTED)
