@@ -33,7 +33,8 @@ from kvtool.engines.vllm_specs import CLASSES
 from kvtool.errors import KvtoolError
 from kvtool.model import ModelShape, read_model
 
-SCHEDULER, PREFIX = "accuracy_scheduler", "accuracy_prefix"  # the scripts beside this one
+# the scripts beside this one
+SCHEDULER, PREFIX, PLAN = "accuracy_scheduler", "accuracy_prefix", "accuracy_plan"
 Row = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "tests/data"
@@ -310,6 +311,8 @@ def report(results: dict[str, Result]) -> str:
         *beside(SCHEDULER).savings(),
         "",
         PREFIX_ROWS,
+        *beside(PLAN).sections(),
+        "",
         LIMITS,
     ]
     return "\n".join(lines)
