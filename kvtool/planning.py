@@ -71,6 +71,8 @@ class PlanQuery:
     """None: the engine's own, by GPU."""
     reserve: int = 0
     weights: int | None = None
+    version: str | None = VERSION
+    """Of vLLM, for what it keeps besides; None: any."""
     kv_memory: int | None = None
     price: float | None = None
     block_size: int | None = None
@@ -263,7 +265,7 @@ def memory_of(
         max_num_seqs=query.max_num_seqs or vllm_batch(split.gpu).sequences,
         gpu=split.gpu,
         dtype_bytes=model.dtype.bits // 8,
-        version=VERSION,
+        version=query.version,
     ).lines
     if query.reserve:
         gives.append(fixed("reserve", query.reserve, "--reserve"))

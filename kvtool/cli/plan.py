@@ -59,6 +59,7 @@ def plan(
     revision: o.RevisionOpt = None,
     allow_long: o.AllowLongOpt = False,
     engine: p.EngineOpt = "ideal",
+    engine_version: p.VersionOpt = "0.32",
     weights: p.WeightsOpt = None,
     gpu_memory_utilization: p.UtilizationOpt = None,
     reserve: p.ReserveOpt = None,

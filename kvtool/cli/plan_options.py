@@ -135,6 +135,14 @@ EngineOpt = Annotated[
         autocompletion=complete_engine,
     ),
 ]  # fmt: skip
+VersionOpt = Annotated[
+    str,
+    typer.Option(
+        "--engine-version", metavar="VERSION", rich_help_panel=BUDGET,
+        help="vllm: whose rules decide what it keeps besides weights and cache: 0.7, or any. The pool itself is "
+        "0.32's.",
+    ),
+]  # fmt: skip
 WeightsOpt = Annotated[
     str | None,
     typer.Option(

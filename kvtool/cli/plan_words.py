@@ -44,6 +44,7 @@ def query_of(given: Mapping[str, Any]) -> PlanQuery:
         max_batched_tokens=_count(given["max_batched_tokens"], "--max-batched-tokens"),
         reserve=_bytes(given["reserve"], "--reserve") or 0,
         weights=_weights(given["weights"]),
+        version=_version(given["engine_version"]),
         kv_memory=_bytes(given["kv_memory"], "--kv-memory"),
         price=_price(given["price"]),
         block_size=_count(given["block_size"], "--block-size", MAX_BATCH),
@@ -96,6 +97,16 @@ def _weights(text: str | None) -> int | None:
     from kvtool.weights.headers import headers_of
 
     return headers_of(text).bytes
+
+
+def _version(text: str) -> str | None:
+    if text.strip().lower() == "any":
+        return None
+    if not re.fullmatch(r"v?[0-9]{1,3}(\.[0-9]{1,3}){0,3}", text.strip()):
+        raise usage_error(
+            f"--engine-version: '{text[:40]}' is no version", "write one such as 0.32, or any"
+        )
+    return text.strip()
 
 
 def _kv_dtypes(text: str) -> tuple[str, ...]:
