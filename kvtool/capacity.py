@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from kvtool.cache import CacheLayout
 from kvtool.engine_rows import ROWS
+from kvtool.engines import ideal
 from kvtool.errors import KvtoolError
 from kvtool.query import Query
 from kvtool.run import Row
@@ -59,9 +61,24 @@ class Capacity:
     block_size: int | None
 
 
-def capacity(holder: Holder, context: int, kv_bytes: int) -> Capacity:
-    """Of `kv_bytes`, which may be negative: then nothing is held."""
-    row = holder.row(context, kv_bytes if holder.engine == "vllm" and kv_bytes > 0 else None)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What one request takes of a rank, whatever memory there is. Blocks are 0 where an engine has none."""
+
+    request_bytes: int
+    blocks: int
+    bytes_per_block: int | None
+    block_size: int | None
+
+
+@lru_cache(maxsize=1 << 14)
+def needs_of(holder: Holder, context: int) -> Needs:
+    """As the engine's row has it; KvtoolError where vLLM refuses the mix of layers."""
+    if holder.engine == "ideal":  # its row has far more, and the longest context asks for many
+        request = ideal.rank_bytes(holder.layout, context, holder.encoder)
+        size = holder.layout.block_size
+        return Needs(request_bytes=request, blocks=0, bytes_per_block=None, block_size=size)
+    row = holder.row(context)
     request = row.get("one_request_bytes") or row["per_gpu_bytes"]
     if request is None:
         raise KvtoolError(
@@ -69,11 +86,22 @@ def capacity(holder: Holder, context: int, kv_bytes: int) -> Capacity:
             "no memory helps: it refuses this mix of layers with these options (--dcp, --hybrid)",
             code="does_not_fit",
         )
+    return Needs(
+        request_bytes=request,
+        blocks=row.get("blocks_per_request") or 0,
+        bytes_per_block=row.get("bytes_per_block"),
+        block_size=row["block_size"],
+    )
+
+
+def capacity(holder: Holder, context: int, kv_bytes: int) -> Capacity:
+    """Of `kv_bytes`, which may be negative: then nothing is held."""
+    needs = needs_of(holder, context)
+    request, block = needs.request_bytes, needs.bytes_per_block
     room = max(0, kv_bytes)
-    block = row.get("bytes_per_block")
     if block:
-        held = room // block / row["blocks_per_request"]
-        whole = max(0, room // block - 1) // row["blocks_per_request"]  # the null block
+        held = room // block / needs.blocks
+        whole = max(0, room // block - 1) // needs.blocks  # the null block
     else:
         held = room / request if request else math.inf
         whole = room // request if request else MOST_REQUESTS
@@ -85,7 +113,7 @@ def capacity(holder: Holder, context: int, kv_bytes: int) -> Capacity:
         kv_tokens=int(held * context) if math.isfinite(held) else 0,
         num_blocks=room // block if block else None,
         bytes_per_block=block,
-        block_size=row["block_size"],
+        block_size=needs.block_size,
     )
 
 
@@ -97,9 +125,8 @@ def max_context(holder: Holder, kv_bytes: int, users: int = 1) -> int:
 
 def holds(holder: Holder, context: int, kv_bytes: int, users: int) -> bool:
     """Whether so many requests of this context fit; with blocks one is set aside."""
-    row = holder.row(context)
-    request = row.get("one_request_bytes") or row["per_gpu_bytes"] or 0
-    return users * request <= kv_bytes - (row.get("bytes_per_block") or 0)
+    needs = needs_of(holder, context)
+    return users * needs.request_bytes <= kv_bytes - (needs.bytes_per_block or 0)
 
 
 def longest(fits: Callable[[int], bool], limit: int) -> int:

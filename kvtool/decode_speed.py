@@ -45,7 +45,7 @@ class Loads:
 
     def cache_bytes(self, context: int) -> int:
         """Read for one request."""
-        return ideal.size(self.layout, context=max(1, context), encoder=0).rank_bytes
+        return ideal.rank_bytes(self.layout, max(1, context), 0)
 
     def attention_flops(self, context: int) -> float:
         """Of one token with so many before it."""

@@ -265,3 +265,8 @@ def _line(line: Line) -> dict[str, Any]:
         "high": one.high,
         "basis": line.basis,
     }
+
+
+def row_of(case: PlanCase) -> Row:
+    """A case to its row: a function that can be sent to another process."""
+    return plan_row(planned(case))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -199,7 +200,7 @@ def holder_of(
 ) -> Holder:
     """The model's cache on the ranks of a replica."""
     shape = model.shape
-    check_parallel(shape, split.tp, split.pp, dcp=query.dcp)
+    _check_parallel(shape, split.tp, split.pp, query.dcp)
     auto = DTYPES[shape.kv_dtype] if shape.kv_dtype else model.dtype
     layout = CacheLayout(
         shape=shape,
@@ -218,6 +219,12 @@ def holder_of(
         options=replace(query.vllm, max_batched_tokens=tokens),
         encoder=encoder_length(shape, query.encoder_tokens, context)[0],
     )
+
+
+@lru_cache(maxsize=1024)
+def _check_parallel(shape: ModelShape, tp: int, pp: int, dcp: int) -> None:
+    """Once a split, for every layer."""
+    check_parallel(shape, tp, pp, dcp=dcp)
 
 
 def case_of(
@@ -288,32 +295,26 @@ def weights_line(model: PlanModel, query: PlanQuery, split: Split) -> Line:
         return fixed(
             "weights", -(-model.exact.bytes // ranks), f"{model.exact.source}, an equal share"
         )
-    layers = stages(model.shape.num_modules, split.pp)
     experts = split.tp * split.replicas if query.expert_parallel else 1
-    count = model.stored.rank_bytes(split.tp, layers, experts)
+    count = _rank_bytes(model.stored, model.shape.num_modules, split.tp, split.pp, experts)
     if model.exact is None:
         return fixed("weights", count, model.stored.basis)
     share = -(-count * model.exact.bytes // model.stored.bytes)  # cut as what was counted is
     return fixed("weights", share, model.exact.source)
 
 
+@lru_cache(maxsize=1024)
+def _rank_bytes(weights: Stored, modules: int, tp: int, pp: int, experts: int) -> int:
+    """The sum over its parts, the same for every context and KV dtype."""
+    return weights.rank_bytes(tp, stages(modules, pp), experts)
+
+
 def loads_of(model: PlanModel, query: PlanQuery, holder: Holder, split: Split) -> Loads | None:
     """What a decode step reads and computes; None where no recipe says."""
     if model.stored is None:
         return None
-    dense = routed = flops = 0.0
-    experts, chosen = 1, 1
     spread = split.tp * split.replicas if query.expert_parallel else 1
-    for one in model.stored.parts:
-        part = one.part
-        if part.role not in TEXT or part.role == "embedding":
-            continue
-        held = float(one.rank_bits(split.tp, spread)) / 8
-        flops += 2.0 * part.active.matrices
-        if part.role == "experts":
-            routed, experts, chosen = routed + held, part.experts, part.chosen
-        else:
-            dense += held
+    dense, routed, experts, chosen, flops = _read(model.stored, split.tp, spread)
     given = query.weights / model.stored.bytes if query.weights is not None else 1.0
     return Loads(
         dense_bytes=dense * given / split.pp,
@@ -323,6 +324,25 @@ def loads_of(model: PlanModel, query: PlanQuery, holder: Holder, split: Split) -
         token_flops=flops / split.tp / split.pp,
         layout=holder.layout,
     )
+
+
+@lru_cache(maxsize=1024)
+def _read(weights: Stored, tp: int, spread: int) -> tuple[float, float, int, int, float]:
+    """Bytes of all stages that a step reads on one of `tp` ranks, dense and of experts; how many experts
+    there are and are chosen; FLOPs of a token on all ranks."""
+    dense = routed = flops = 0.0
+    experts, chosen = 1, 1
+    for one in weights.parts:
+        part = one.part
+        if part.role not in TEXT or part.role == "embedding":
+            continue
+        held = float(one.rank_bits(tp, spread)) / 8
+        flops += 2.0 * part.active.matrices
+        if part.role == "experts":
+            routed, experts, chosen = routed + held, part.experts, part.chosen
+        else:
+            dense += held
+    return dense, routed, experts, chosen, flops
 
 
 def machine_of(gpu: GpuPreset, dtype: Dtype, query: PlanQuery) -> Machine | None:

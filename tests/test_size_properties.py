@@ -13,7 +13,14 @@ from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 
 from kvtool import catalog
-from kvtool.cache import CacheLayout, check_parallel, stages, token_bytes
+from kvtool.cache import (
+    CacheLayout,
+    check_parallel,
+    fixed_bytes,
+    stages,
+    state_bytes,
+    token_bytes,
+)
 from kvtool.dtypes import DTYPES, KvDtype
 from kvtool.engines import ideal
 from kvtool.errors import KvtoolError
@@ -244,3 +251,27 @@ def attempt(config: dict[str, Any]) -> tuple[list[dict[str, Any]], KvtoolError |
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.name)
 def test_every_preset_is_sized(preset: catalog.ModelPreset) -> None:
     assert size(SHAPES[preset.name], 1024) > 0
+
+
+@given(
+    name=NAMES, context=CONTEXTS, kv=KV, tp=st.sampled_from((1, 2, 4, 8)), pp=st.integers(1, 4),
+    dcp=st.sampled_from((1, 2)), block=st.sampled_from((None, 16)),
+)  # fmt: skip
+def test_a_rank_is_the_sum_of_its_layers_one_by_one(
+    name: str, context: int, kv: KvDtype, tp: int, pp: int, dcp: int, block: int | None
+) -> None:
+    shape = SHAPES[name]
+    with contextlib.suppress(KvtoolError):
+        check_parallel(shape, tp, pp, dcp=dcp)
+        cut = layout(shape, kv, tp=tp, pp=pp, dcp=dcp, block_size=block)
+        sums = [0] * pp
+        for entry in shape.layers:
+            shared = dcp if entry.kind in ("full", "latent", "indexer") else 1
+            tokens = -(-ideal.held(entry, context, 100, block) // shared)
+            own = tokens * token_bytes(cut, entry, tp=tp) + fixed_bytes(entry, tokens)
+            own += sum(state_bytes(cut, state, tp=tp) for state in entry.states)
+            (stage,) = [
+                i for i, one in enumerate(stages(shape.num_modules, pp)) if entry.module in one
+            ]
+            sums[stage] += own
+        assert ideal.rank_bytes(cut, context, 100) == max(sums)

@@ -7,7 +7,9 @@ says otherwise. With a block size, tokens are rounded up to whole blocks.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
+from functools import lru_cache
 
 from kvtool.cache import (
     CacheLayout,
@@ -63,7 +65,7 @@ def size(
         next_token_bytes=_next_token(layout, context),
         state_bytes=sum(states),
         cross_bytes=sum(g for e, g in zip(entries, grown, strict=True) if e.kind == "cross"),
-        rank_bytes=_worst_rank(layout, tokens),
+        rank_bytes=rank_bytes(layout, context, encoder),
         mha_bytes=sum(n * mha_token_bytes(layout, e) for e, n in pairs) + sum(states),
         scale_bytes=sum(n * token_scale_bytes(layout, e) for e, n in pairs),
     )
@@ -86,19 +88,42 @@ def _next_token(layout: CacheLayout, context: int) -> int:
     return round(sum(adds))
 
 
-def _worst_rank(layout: CacheLayout, tokens: list[int]) -> int:
+def rank_bytes(layout: CacheLayout, context: int, encoder: int) -> int:
     """Bytes on the fullest GPU: the worst pipeline stage, one tensor-parallel rank of it.
 
     With decode context parallelism, ranks share the tokens of full layers and latents.
     """
-    layers: dict[int, int] = {}
-    for entry, n in zip(layout.shape.layers, tokens, strict=True):
+
+    def own(entry: LayerCache, token: int, state: int) -> int:
         shared = layout.dcp if entry.kind in ("full", "latent", "indexer") else 1
-        n = -(-n // shared)
-        own = n * token_bytes(layout, entry, tp=layout.tp) + fixed_bytes(entry, n)
-        own += sum(state_bytes(layout, state, tp=layout.tp) for state in entry.states)
-        layers[entry.module] = layers.get(entry.module, 0) + own
+        n = -(-held(entry, context, encoder, layout.block_size) // shared)
+        return n * token + fixed_bytes(entry, n) + state
+
     return max(
-        sum(layers.get(layer, 0) for layer in stage)
-        for stage in stages(layout.shape.num_modules, layout.pp, layout.pp_layers)
+        sum(count * own(entry, token, state) for entry, count, token, state in alike)
+        for alike in _stages_alike(layout)
     )
+
+
+_Alike = tuple[LayerCache, int, int, int]
+"""A layer, how many are like it, and on one rank the bytes of a token and of the states."""
+
+
+@lru_cache(maxsize=1024)
+def _stages_alike(layout: CacheLayout) -> tuple[tuple[_Alike, ...], ...]:
+    """The layers of each pipeline stage, alike ones counted: there are few kinds, and many layers."""
+    shape = layout.shape
+    cut = stages(shape.num_modules, layout.pp, layout.pp_layers)
+    stage_of = {module: i for i, stage in enumerate(cut) for module in stage}
+    counts: list[dict[LayerCache, int]] = [{} for _ in cut]
+    for entry in shape.layers:
+        if entry.module in stage_of:
+            plain = replace(entry, layer=0, module=0, trace=())
+            of = counts[stage_of[entry.module]]
+            of[plain] = of.get(plain, 0) + 1
+    return tuple(tuple(_alike(layout, *one) for one in of.items()) for of in counts)
+
+
+def _alike(layout: CacheLayout, entry: LayerCache, count: int) -> _Alike:
+    states = sum(state_bytes(layout, state, tp=layout.tp) for state in entry.states)
+    return entry, count, token_bytes(layout, entry, tp=layout.tp), states

@@ -7,7 +7,7 @@ All groups draw blocks from one pool, so their blocks must be of one size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kvtool.engines.vllm_specs import LayerSpec, VllmSettings, blocks_per_request
 
@@ -22,6 +22,11 @@ class Group:
 
     layers: tuple[LayerSpec, ...]
     uniform: bool = False
+    different: tuple[LayerSpec, ...] = field(init=False, compare=False, repr=False)
+    """Of the layers, those that differ: few, and asked for with every length."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "different", tuple(dict.fromkeys(self.layers)))
 
     @property
     def block_bytes(self) -> int:
@@ -30,7 +35,7 @@ class Group:
 
     def blocks(self, settings: VllmSettings, length: int) -> int:
         """Blocks that one request of `length` tokens holds."""
-        return max(blocks_per_request(spec, settings, length) for spec in set(self.layers))
+        return max(blocks_per_request(spec, settings, length) for spec in self.different)
 
 
 def grouped(specs: Sequence[LayerSpec], settings: VllmSettings) -> list[Group]:

@@ -53,13 +53,39 @@ def pool_of(
     specs: Sequence[LayerSpec], settings: VllmSettings, *, num_layers: int | None = None
 ) -> VllmPool:
     """The pool of these layers. `num_layers` counts the decoder's for pipeline stages."""
+    return pool_in(laid_out(specs, settings, num_layers), settings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaidOut:
+    """Groups and blocks, which depend on no length of a request and on no memory."""
+
+    block_size: int
+    groups: tuple[Group, ...] = ()
+    workers: tuple[int, ...] = ()
+    """Bytes of a block on each stage's ranks."""
+    refused: str = ""
+
+
+def laid_out(
+    specs: Sequence[LayerSpec], settings: VllmSettings, num_layers: int | None = None
+) -> LaidOut:
+    """The groups of these layers, or why vLLM refuses them."""
     block_size = next((s.block_size for s in specs if s.kind != "linear"), None)
     block_size = block_size or settings.block_size or BLOCK_SIZE
     try:
         groups = grouped(specs, settings)
     except Refused as refused:
+        return LaidOut(block_size=block_size, refused=str(refused))
+    workers = _block_bytes_of_stages(groups, specs, settings, num_layers)
+    return LaidOut(block_size=block_size, groups=tuple(groups), workers=tuple(workers))
+
+
+def pool_in(laid: LaidOut, settings: VllmSettings) -> VllmPool:
+    """The pool of these groups for a length and a memory."""
+    if laid.refused:
         return VllmPool(
-            block_size=block_size,
+            block_size=laid.block_size,
             bytes_per_block=None,
             blocks_per_request=None,
             one_request_bytes=None,
@@ -70,15 +96,13 @@ def pool_of(
             max_concurrency=None,
             groups=(),
             fits=False,
-            reason=str(refused),
+            reason=laid.refused,
         )
-    return _pool(
-        groups, settings, block_size, _block_bytes_of_stages(groups, specs, settings, num_layers)
-    )
+    return _pool(laid.groups, settings, laid.block_size, laid.workers)
 
 
 def _pool(
-    groups: list[Group], settings: VllmSettings, block_size: int, workers: list[int]
+    groups: Sequence[Group], settings: VllmSettings, block_size: int, workers: Sequence[int]
 ) -> VllmPool:
     """num_blocks is that of the fullest stage; each stage is checked (get_kv_cache_configs)."""
     bytes_per_block = max(workers)
@@ -108,7 +132,7 @@ def _pool(
     )
 
 
-def _marginal(groups: list[Group], settings: VllmSettings, block: int) -> int:
+def _marginal(groups: Sequence[Group], settings: VllmSettings, block: int) -> int:
     """Bytes a token, averaged over the least step that ends at a block's edge in every group."""
     sizes = [spec.block_size for g in groups for spec in g.layers if spec.kind != "linear"]
     if not sizes:
@@ -142,7 +166,7 @@ def _per_request(groups: Iterable[Group], settings: VllmSettings, length: int) -
 # --- does it fit ----------------------------------------------------------------------------------
 
 
-def _shortage(block: int, groups: list[Group], settings: VllmSettings, memory: int) -> str:
+def _shortage(block: int, groups: Sequence[Group], settings: VllmSettings, memory: int) -> str:
     """Why one request of max_model_len does not fit, or ''.
 
     _check_enough_kv_cache_memory, after get_kv_cache_configs has set one block aside: the null

@@ -6,7 +6,9 @@ an engine's business (kvtool/engines). Nothing here knows a dtype's size or a co
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Literal
 
 Kind = Literal[
@@ -111,6 +113,21 @@ class ModelShape:
     """Multi-token-prediction layers among `layers`."""
     assumed: str | None = None
 
+    def __hash__(self) -> int:
+        """Of what is short: shapes are keys of what was computed of them, and have many layers."""
+        return hash((self.model_type, self.num_layers, self.query_heads, self.max_context))
+
+    def __reduce__(self) -> tuple[Callable[..., ModelShape], tuple[object, ...]]:
+        """In a worker process, what arrives again is the shape that is known there."""
+        return _known, tuple(getattr(self, one.name) for one in fields(self))
+
     def type_of(self, entry: LayerCache) -> str:
         """The model type whose class fills this entry: a draft's entries are its own."""
         return entry.owner or self.model_type
+
+
+@lru_cache(maxsize=64)
+def _known(*values: object) -> ModelShape:
+    """The one shape of these values."""
+    named = zip(fields(ModelShape), values, strict=True)
+    return ModelShape(**{one.name: value for one, value in named})  # type: ignore[arg-type]

@@ -69,6 +69,10 @@ class Stored:
     basis: str
     """In words, what they are counted by."""
 
+    def __hash__(self) -> int:
+        """Of what is short: it is a key of what was computed of its parts."""
+        return hash((len(self.parts), self.basis))
+
     @property
     def parameters(self) -> int:
         """Scales and zero points are none."""
