@@ -306,7 +306,7 @@ def test_what_is_said_of_a_plan(kvtool: Kvtool) -> None:
         assert text in said
     several = kvtool("plan", "llama-3-70b", "--gpu", "h100:4,h100:8", "-q")
     assert several.code == 0
-    assert "requests at a time" in several.out
+    assert "for KV" in several.out
 
 
 def test_given_weights_scale_what_a_step_reads() -> None:
