@@ -1,0 +1,211 @@
+"""Whether a model fits GPUs that are shared out in many ways, each asked quickly.
+
+Weights of a rank and bytes of a request do not depend on the GPU: they are worked out once for each cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from kvtool.engine_memory.defaults import vllm_batch
+from kvtool.errors import KvtoolError
+from kvtool.plan import MemoryPlan, PlanCase, Planned, planned
+from kvtool.planning import (
+    Gpus,
+    PlanModel,
+    PlanQuery,
+    Split,
+    case_of,
+    cases_of,
+    holder_of,
+    loads_of,
+    memory_of,
+    weights_line,
+)  # fmt: skip
+from kvtool.sizing import DEFAULT_CONTEXT, check_context
+
+if TYPE_CHECKING:
+    from kvtool.capacity import Holder
+    from kvtool.catalog import GpuPreset
+    from kvtool.decode_speed import Loads
+    from kvtool.engine_memory import Line
+
+NODE = 8
+"""GPUs of a node: tensor parallelism, which exchanges in every layer, stays within one."""
+TPS = (8, 4, 2, 1)
+
+_Cut = tuple[int, int, int]
+"""tp, pp and the replicas that experts are spread over."""
+
+
+def alone(query: PlanQuery, case: PlanCase) -> PlanQuery:
+    """The query that asks for this case and no other."""
+    layout = case.holder.layout
+    return replace(
+        query,
+        gpus=(Gpus(preset=case.gpu, count=case.gpus),),
+        engines=(case.holder.engine,),
+        tps=(layout.tp,),
+        pps=(layout.pp,),
+        dps=(case.replicas,),
+        kv_dtypes=(layout.kv.name,),
+        utilizations=(share_of(case),),
+        contexts=(case.context,),
+        users=(case.users,),
+    )
+
+
+def share_of(case: PlanCase) -> float:
+    """The gpu_memory_utilization that it was planned with."""
+    return float(case.echo["gpu_memory_utilization"])
+
+
+def count_of(split: Split) -> int:
+    """GPUs of all ranks and replicas."""
+    return split.tp * split.pp * split.replicas
+
+
+def on(query: PlanQuery, split: Split) -> PlanQuery:
+    """The same on other GPUs; a price that was given is that of the GPU it was given for."""
+    same = any(one.preset.id == split.gpu.id for one in query.gpus)
+    return replace(
+        query,
+        gpus=(Gpus(preset=split.gpu, count=count_of(split)),),
+        tps=(split.tp,),
+        pps=(split.pp,),
+        dps=(split.replicas,),
+        price=query.price if same else None,
+    )
+
+
+def plan_first(model: PlanModel, query: PlanQuery, *, look_for_context: bool = True) -> Planned:
+    """The first combination, planned; KvtoolError where it cannot be."""
+    lost: list[KvtoolError] = []
+    case = next(cases_of(model, query, lost), None)
+    if case is None or lost:
+        raise lost[0]
+    return planned(case, look_for_context=look_for_context)
+
+
+def splits(
+    gpu: GpuPreset,
+    count: int,
+    *,
+    most_replicas: int = 1,
+    tps: tuple[int, ...] = TPS,
+) -> Iterator[Split]:
+    """Ways to share out so many GPUs: most tensor parallelism first, then replicas, then stages."""
+    for tp in tps:
+        rest, odd = divmod(count, tp)
+        if odd:
+            continue
+        for pp in (one for one in range(1, rest + 1) if not rest % one):
+            if rest // pp <= most_replicas:
+                yield Split(gpu=gpu, tp=tp, pp=pp, replicas=rest // pp)
+
+
+def needed(holder: Holder, context: int, users: int) -> int:
+    """The least memory of a rank in which so many requests of a replica fit."""
+    row = holder.row(context)
+    request = row.get("one_request_bytes") or row["per_gpu_bytes"]
+    if request is None:
+        raise KvtoolError(
+            f"{holder.subject.name}: vLLM does not start: {row['reason']}",
+            "no memory helps: it refuses this mix of layers with these options",
+            code="does_not_fit",
+        )
+    block = row.get("bytes_per_block")
+    if not block:
+        return int(users * request)
+    each = row["blocks_per_request"]
+    # vLLM sets one block aside before it asks whether one request fits.
+    return int(max(math.ceil(users * each), math.ceil(each) + 1) * block)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitting:
+    """A model and the first of everything that is asked, but for the GPUs."""
+
+    model: PlanModel
+    query: PlanQuery
+    context: int
+    users: int | None
+    _lines: dict[_Cut, Line] = field(default_factory=dict)
+    _loads: dict[_Cut, Loads | None] = field(default_factory=dict)
+    _needs: dict[tuple[int, int, int, int], int] = field(default_factory=dict)
+
+    def missing(self, split: Split) -> float:
+        """Bytes that the fullest rank is short of, 0 if it fits; infinite where it cannot be cut so."""
+        try:
+            holder = self._holder(split)
+            left = self._memory(split, holder).left.best
+            need = self._needed(split, holder)
+        except KvtoolError:
+            return math.inf
+        return max(0, need - left) if left > 0 else max(1, need - left)
+
+    def case(self, split: Split) -> PlanCase:
+        """As planned by itself."""
+        holder = self._holder(split)
+        bare, query = self._bare(split)
+        made = case_of(
+            bare, query, holder, split, self.query.utilizations[0], self.context, self.users
+        )
+        cut = self._cut(split)
+        if cut not in self._loads:
+            self._loads[cut] = loads_of(self.model, self.query, holder, split)
+        loads = self._loads[cut]
+        return replace(
+            made,
+            memory=self._memory(split, holder),
+            loads=loads and replace(loads, layout=holder.layout),
+        )
+
+    def _cut(self, split: Split) -> _Cut:
+        return split.tp, split.pp, split.replicas if self.query.expert_parallel else 1
+
+    def _holder(self, split: Split) -> Holder:
+        query = self.query
+        return holder_of(
+            self.model, query, query.engines[0], split, query.kv_dtypes[0], self.context
+        )
+
+    def _bare(self, split: Split) -> tuple[PlanModel, PlanQuery]:
+        """Without the weights, which are slow to count and put in afterwards."""
+        price = on(self.query, split).price
+        return replace(self.model, stored=None), replace(self.query, weights=0, price=price)
+
+    def _memory(self, split: Split, holder: Holder) -> MemoryPlan:
+        bare, query = self._bare(split)
+        found = memory_of(bare, query, holder, split, query.utilizations[0])
+        if query.kv_memory is not None:
+            return found
+        cut = self._cut(split)
+        if cut not in self._lines:
+            self._lines[cut] = weights_line(self.model, self.query, split)
+        weights = self._lines[cut]
+        gives = tuple(weights if one.name == weights.name else one for one in found.gives)
+        return replace(found, gives=gives)
+
+    def _needed(self, split: Split, holder: Holder) -> int:
+        each = 1 if self.users is None else math.ceil(self.users / split.replicas)
+        tokens = self.query.max_batched_tokens or vllm_batch(split.gpu).tokens
+        key = split.tp, split.pp, tokens, each
+        if key not in self._needs:
+            self._needs[key] = needed(holder, self.context, each)
+        return self._needs[key]
+
+
+def context_of(model: PlanModel, query: PlanQuery) -> int:
+    """The first context that is asked for: 8k, or the model's maximum, where none is."""
+    top = model.shape.max_context or DEFAULT_CONTEXT
+    return query.contexts[0] if query.contexts else min(DEFAULT_CONTEXT, top)
+
+
+def fitting(model: PlanModel, query: PlanQuery, context: int, users: int | None) -> Fitting:
+    """Of a query's first values; KvtoolError for a context that the model does not have."""
+    check_context(model.shape, context, allow_long=query.allow_long)
+    return Fitting(model=model, query=query, context=context, users=users)

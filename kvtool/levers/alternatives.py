@@ -1,0 +1,128 @@
+"""What would make a plan fit that does not, cheapest first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvtool import catalog
+from kvtool.errors import KvtoolError
+from kvtool.fitting import alone
+from kvtool.levers.changes import (
+    ORDER,
+    Alternative,
+    Change,
+    both,
+    has_share,
+    kv_dtypes,
+    made,
+    spread_experts,
+    utilization,
+    weights,
+)  # fmt: skip
+from kvtool.levers.presets import cheapest, more_of
+from kvtool.plan import planned
+from kvtool.planning import Split
+from kvtool.solving import MOST_UTILIZATION, solve
+
+if TYPE_CHECKING:
+    from kvtool.plan import PlanCase, Planned
+    from kvtool.planning import PlanModel, PlanQuery
+
+Changes = Callable[["PlanModel", "PlanQuery", "Planned"], Iterator[Change]]
+
+
+def alternatives(
+    model: PlanModel, query: PlanQuery, case: PlanCase, *, most: int | None = None
+) -> tuple[Alternative, ...]:
+    """Changes of a case of this query. First those that fit: on the same GPUs, by how little they
+    change; then other GPUs, by USD an hour, those without a price last. At the end, what was tried on
+    the same GPUs and does not suffice.
+
+    Of other presets the cheapest `most`, else all. The cache and the weights are quantised together only where neither suffices alone.
+    """
+    query, plan = alone(query, case), planned(case, look_for_context=False)
+    found = [
+        one
+        for changes in SAME_GPUS
+        for change in changes(model, query, plan)
+        if (one := made(change))
+    ]
+    if not any(one.fits and one.change.bits for one in found):
+        found += [one for change in both(model, query, plan) if (one := made(change))]
+    found += _other_gpus(model, query, case, most)
+    return tuple(sorted(found, key=lambda one: _key(one, case)))
+
+
+def _key(one: Alternative, case: PlanCase) -> tuple[bool, bool, float, int, float, int]:
+    same = one.plan.case.gpu.id == case.gpu.id and one.gpus == case.gpus
+    price = 0.0 if same else math.inf if one.usd_per_hour is None else one.usd_per_hour
+    changes = ORDER.index(one.change.lever)
+    return not one.fits, not same, price, changes, -one.change.bits, one.gpus
+
+
+def _utilization(model: PlanModel, query: PlanQuery, plan: Planned) -> Iterator[Change]:
+    """The lowest share that fits, or the highest there is."""
+    if not has_share(query) or query.utilizations[0] >= MOST_UTILIZATION:
+        return
+    found = solve("utilisation", model, query)
+    share = MOST_UTILIZATION if found.value is None else float(found.value)
+    if share > query.utilizations[0]:
+        yield utilization(model, query, share)
+
+
+def _context(model: PlanModel, query: PlanQuery, plan: Planned) -> Iterator[Change]:
+    """The longest that fits the users."""
+    found = solve("context", model, query)
+    if isinstance(found.value, int) and found.value < query.contexts[0]:
+        yield Change(
+            lever="context",
+            words=f"{found.value:,} tokens instead of {query.contexts[0]:,}",
+            flags=found.flags,
+            model=model,
+            query=replace(query, contexts=(found.value,)),
+            caveat="longer requests are refused",
+        )
+
+
+def _users(model: PlanModel, query: PlanQuery, plan: Planned) -> Iterator[Change]:
+    """As many as fit."""
+    users = query.users[0]
+    if users is None:
+        return
+    found = solve("batch", model, query)
+    if isinstance(found.value, int) and found.value < users:
+        yield Change(
+            lever="users",
+            words=f"{found.value:,} users at a time instead of {users:,}",
+            flags=found.flags,
+            model=model,
+            query=replace(query, users=(found.value,)),
+            caveat="the others wait",
+        )
+
+
+def _other_gpus(
+    model: PlanModel, query: PlanQuery, case: PlanCase, most: int | None
+) -> list[Alternative]:
+    """More of the same, and other presets; none where --kv-memory stands for the GPU."""
+    layout = case.holder.layout
+    start = Split(gpu=case.gpu, tp=layout.tp, pp=layout.pp, replicas=case.replicas)
+    more = more_of(model, query, start, case.users)
+    same = more and made(more)
+    found = [same] if same else []
+    if query.kv_memory is not None:
+        return found
+    others = tuple(one for one in catalog.gpu_presets() if one.id != case.gpu.id)
+    try:
+        served = cheapest(model, query, case.context, case.users, presets=others, most=most)
+        return found + list(served)
+    except KvtoolError:
+        return found
+
+
+SAME_GPUS: tuple[Changes, ...] = (
+    spread_experts, _utilization, kv_dtypes, weights, _context, _users,
+)  # fmt: skip

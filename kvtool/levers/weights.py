@@ -1,0 +1,45 @@
+"""A model with its weights in fewer bits: an estimate, since no checkpoint was read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from kvtool.weights.schemes import scheme_of
+from kvtool.weights.stored import stored
+
+if TYPE_CHECKING:
+    from kvtool.planning import PlanModel, PlanQuery
+
+SCHEMES: dict[str, dict[str, Any]] = {
+    "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    "int4": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True},
+}
+"""Usual ones: DeepSeek's blocks, AWQ's groups. Embeddings, head, norms and routers stay as they are."""
+WORDS = {"fp8": "fp8 in blocks of 128 × 128", "int4": "int4 with AWQ's groups of 128"}
+QUANTISED_BELOW = 0.75
+"""Of the unquantised bytes: --weights that are fewer are a quantised checkpoint's."""
+
+
+def why_not(model: PlanModel, query: PlanQuery) -> str:
+    """Why its weights cannot be quantised here; empty: they are counted, and in 16 bits or more."""
+    if query.kv_memory is not None:
+        return "--kv-memory leaves the weights out"
+    if model.stored is None:
+        return "the weights are not counted"
+    few = query.weights is not None and query.weights < QUANTISED_BELOW * model.stored.bytes
+    if few or scheme_of(model.config, name=model.subject.name).key:
+        return "the weights are quantised already"
+    return ""
+
+
+def quantised(model: PlanModel, query: PlanQuery, name: str) -> tuple[PlanModel, PlanQuery]:
+    """The model as if stored by a scheme of `SCHEMES`; --weights, where given, shrinks alike."""
+    assert model.stored is not None, "why_not"
+    parts = tuple(one.part for one in model.stored.parts)
+    config = {**model.config, "quantization_config": SCHEMES[name]}
+    found = stored(parts, config, model.dtype, name=model.subject.name)
+    if query.weights is None:
+        return replace(model, stored=found), query
+    less = -(-query.weights * found.bytes // model.stored.bytes)
+    return replace(model, stored=found), replace(query, weights=less)
