@@ -149,9 +149,9 @@ def _levers(rows: list[Mapping[str, Any]] | None) -> Table | None:
     columns = ("lever", "flags", "requests", "gained", "TPOT", "TPOT gained", "on this GPU")
     lines = tuple(
         (
-            one["change"], one["flags"], share(one["max_concurrency"]), _signed(one["users_gained"]),
+            one["change"], one["flags"], number(one["users"]), _signed(one["users_gained"]),
             seconds(one["tpot_s"]) if one["tpot_s"] is not None else "–",
-            seconds(one["tpot_gained_s"]) if (one["tpot_gained_s"] or 0) > 0 else "–", one["native"] or "–",
+            seconds(one["tpot_gained_s"]) if (one["tpot_gained_s"] or 0) > 0 else "–", one["support"] or "–",
         )
         for one in rows
     )  # fmt: skip

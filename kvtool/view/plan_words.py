@@ -58,6 +58,7 @@ def refusal(rows: Sequence[Row]) -> tuple[str, str]:
 def about(row: Row) -> list[str]:
     """Why, and what it costs."""
     said = (
+        _solved(row),
         _grows(row),
         _range(row),
         _longest(row),
@@ -67,6 +68,22 @@ def about(row: Row) -> list[str]:
         _command(row),
     )
     return [text for text in said if text]
+
+
+def _solved(row: Row) -> str:
+    """The one that was missing."""
+    found = row.get("solved")
+    if found is None or found["value"] is None:
+        return ""
+    value = found["value"]
+    shown = (
+        f"{value:,}"
+        if isinstance(value, int)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else value
+    )
+    return f"{found['what'].capitalize()}: {shown} ({found['flags']})."
 
 
 def _grows(row: Row) -> str:
