@@ -11,7 +11,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import islice
 from typing import Any, TypeVar
 
 from kvtool import __version__
@@ -26,13 +25,12 @@ Failed = tuple[str, str, str, int]
 Done = tuple[int, Row | None, Failed | None]
 """The number of a case, and its row or why it has none."""
 
-FEW = 64
-"""Cases that are not worth the start of worker processes (a second)."""
-WORTH_S = 4.0
-"""Seconds of work that are, where nobody said how many jobs."""
+WORTH_S = 3.0
+"""Seconds of work that are worth the start of worker processes, which takes one."""
+TRIED_S = 0.3
+"""So long cases are done here, to see how long one takes."""
 TRIED = 8
-TRIED_S = 0.5
-"""Cases are done here first, to see how long one takes: so many, or for so long."""
+"""So many at most where a cluster does the rest."""
 CHUNK_S = 0.25
 MOST_CHUNK = 256
 """Of cases that are sent together."""
@@ -49,27 +47,32 @@ def outcomes(
 ) -> Iterator[list[Done]]:
     """Every case's outcome, some at a time and in no order. Closing it ends the workers.
 
-    `jobs` None: as many as there are CPUs, if that is worth it. `backend` takes the cluster's jobs.
+    `jobs`: processes at most, None: as many as there are CPUs; fewer seconds than `WORTH_S` are spent here.
+    `backend`: the cluster decides.
     """
-    if backend is None and (jobs == 1 or (jobs is not None and len(cases) < FEW)):
-        yield from ([_one(work, *case)] for case in cases)
-        return
+    if backend is None and jobs != 1 and not _has_joblib():
+        if jobs is not None:
+            raise _no_joblib()
+        jobs = 1
     opened = _opened(backend)  # refused before anything is computed
-    start, done = time.perf_counter(), 0
-    for case in islice(cases, TRIED):
-        yield [_one(work, *case)]
-        done += 1
-        if time.perf_counter() - start > TRIED_S:
+    times: list[float] = []
+    until = TRIED_S
+    for case in cases[: len(cases) if backend is None else TRIED]:
+        start = time.perf_counter()
+        done = [_one(work, *case)]
+        times.append(time.perf_counter() - start)
+        until -= times[-1]
+        yield done
+        if until < 0 and jobs != 1:
             break
-    each = (time.perf_counter() - start) / max(done, 1)
-    rest = cases[done:]
-    if not rest:
-        return
-    if backend is None and jobs is None and (each * len(rest) < WORTH_S or not _has_joblib()):
+    rest = cases[len(times) :]
+    late = times[len(times) // 2 :]  # the first ones compute what later ones find
+    each = sum(late) / max(len(late), 1)
+    if backend is None and (each * len(rest) < WORTH_S or _workers(jobs) == 1):
         yield from ([_one(work, *case)] for case in rest)
-        return
-    with opened:
-        yield from _sent(work, rest, jobs if jobs and backend is None else -1, each)
+    elif rest:
+        with opened:
+            yield from _sent(work, rest, jobs if jobs and backend is None else -1, each)
 
 
 def _one(work: Work[C], number: int, case: C) -> Done:
@@ -141,18 +144,30 @@ def _other_version(version: str) -> KvtoolError:
 # --- joblib and its backends ----------------------------------------------------------------------
 
 
+def _workers(jobs: int | None) -> int:
+    """As many as there are CPUs to this process (-1, to joblib) unless fewer are asked for."""
+    return int(_joblib().effective_n_jobs(jobs or -1))
+
+
 def _has_joblib() -> bool:
     import importlib.util
 
-    return importlib.util.find_spec("joblib") is not None
+    try:
+        return importlib.util.find_spec("joblib") is not None
+    except ValueError:  # it is None among the modules
+        return False
 
 
 def _joblib() -> Any:
     try:
         import joblib
     except ImportError as error:
-        raise _missing("joblib, for more than one job", "'kvtool[sweep]'") from error
+        raise _no_joblib() from error
     return joblib
+
+
+def _no_joblib() -> KvtoolError:
+    return _missing("joblib, for more than one job,", "'kvtool[sweep]'")
 
 
 def _missing(what: str, packages: str) -> KvtoolError:

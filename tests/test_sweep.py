@@ -73,13 +73,20 @@ def plan_cases(*names: str) -> list[PlanCase]:
     return found
 
 
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers get everything but the first case, however quick it is."""
+    pytest.importorskip("joblib")
+    monkeypatch.setattr(sweep_workers, "TRIED_S", 0.0)
+    monkeypatch.setattr(sweep_workers, "WORTH_S", 0.0)
+
+
 # --- rows -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("jobs", [1, 2, None])
 def test_rows_come_in_the_order_of_the_cases(jobs: int | None) -> None:
-    if jobs != 1:
-        pytest.importorskip("joblib")
     seen: list[float] = []
     found = swept(numbers(250), doubled, jobs=jobs, progress=seen.append)
     assert [row["n"] for row in found.rows] == [n for n in range(250) if n % 100 != 99]
@@ -91,35 +98,36 @@ def test_rows_come_in_the_order_of_the_cases(jobs: int | None) -> None:
     assert found.reused == 0
 
 
+@pytest.mark.usefixtures("eager")
 def test_plans_in_worker_processes_are_those_of_this_process() -> None:
-    pytest.importorskip("joblib")
     cases = plan_cases("llama-3.1-8b", "gemma-3-27b")
     assert len(cases) > 100
     rows = swept(cases, row_of, jobs=2).rows
     assert list(rows) == [row_of(case) for case in cases]
 
 
-def test_few_cases_and_quick_ones_need_no_joblib(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_seconds_are_spent_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "joblib", None)
-    assert len(swept(numbers(sweep_workers.FEW - 1), doubled, jobs=2).rows) == 63
+    assert len(swept(numbers(1000), doubled, jobs=1).rows) == 990
     assert len(swept(numbers(1000), doubled, jobs=None).rows) == 990
     with pytest.raises(KvtoolError, match="joblib") as caught:
-        swept(numbers(sweep_workers.FEW), doubled, jobs=2)
-    assert (caught.value.hint, caught.value.code) == (
-        "pip install 'kvtool[sweep]'",
-        "missing_extra",
-    )
+        swept(numbers(1000), doubled, jobs=2)
+    assert caught.value.hint == "pip install 'kvtool[sweep]'"
+    assert caught.value.code == "missing_extra"
 
 
-def test_slow_cases_go_to_workers_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("joblib")
-    monkeypatch.setattr(sweep_workers, "WORTH_S", 0.0)
-    rows = swept(numbers(20), where, jobs=None).rows
-    assert {row["pid"] for row in rows[: sweep_workers.TRIED]} == {os.getpid()}
-    assert os.getpid() not in {row["pid"] for row in rows[sweep_workers.TRIED :]}
+@pytest.mark.usefixtures("eager")
+def test_many_seconds_go_to_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep_workers, "WORTH_S", 1.0)
+    for jobs, elsewhere in ((2, True), (1, False)):
+        rows = swept(numbers(30), where, jobs=jobs).rows
+        assert (os.getpid() not in {row["pid"] for row in rows[1:]}) is elsewhere
+    rows = swept(numbers(5), where, jobs=2).rows
+    assert {row["pid"] for row in rows} == {os.getpid()}
 
 
 def where(case: Number) -> dict[str, Any]:
+    time.sleep(0.05)
     return {"pid": os.getpid()}
 
 
@@ -270,13 +278,13 @@ def living(group: int) -> list[str]:
         time.sleep(0.1)
 
 
+@pytest.mark.usefixtures("eager")
 def test_a_worker_that_dies_is_said_and_costs_no_row(tmp_path: Path) -> None:
-    pytest.importorskip("joblib")
     path = tmp_path / "grid.jsonl"
     with pytest.raises(KvtoolError) as caught:
         swept(numbers(80), partial(deadly, os.getpid()), jobs=2, path=path)
     assert caught.value.code == "worker_died"
-    assert lines_in(path) >= sweep_workers.TRIED
+    assert lines_in(path) >= 1
 
 
 def deadly(parent: int, case: Number) -> dict[str, Any]:
@@ -348,8 +356,8 @@ def test_a_missing_package_is_named(
     assert caught.value.hint == f"pip install 'kvtool[sweep]' {packages}"
 
 
+@pytest.mark.usefixtures("eager")
 def test_workers_of_another_kvtool_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("joblib")
     monkeypatch.setattr(sweep_workers, "__version__", "9.9")  # here, and not in the workers
     with pytest.raises(KvtoolError, match=f"another than this one, 9.9: {__version__}"):
         swept(numbers(100), doubled, jobs=2)
