@@ -70,8 +70,8 @@ def calibrated(path: str) -> Fit:
     at the middle of the output did (TPOT). KvtoolError if it is no such run, or its rows do not tell
     the three terms apart.
     """
-    run, measured = _run_of(path)
-    rows = _alike(measured)
+    run, measured = run_of(path)
+    rows = alike(measured)
     if not rows:
         raise KvtoolError(
             f"{path}: none of its rows is of a batch of equal prompts with a cache of {', '.join(CACHES)}",
@@ -139,16 +139,22 @@ def _off(law: StepTime, points: Points) -> float:
 
 def _fit_of(run: Row, row: Row) -> Fit:
     """The machine that a row is of."""
-    env = run.get("env")
-    name = _text(env.get("device_name")) if isinstance(env, dict) else None
-    device, layers = _text(row.get("device")), row.get("layers")
+    layers = row.get("layers")
     return Fit(
         law=StepLaw(step_time=StepTime(), source=""),
         model=_text(row.get("model")),
         layers=layers if type(layers) is int else None,
-        device=name if name and device == "cuda" else device,
+        device=device_of(run, row),
         dtype=_text(row.get("dtype")),
     )
+
+
+def device_of(run: Row, row: Row) -> str | None:
+    """`cpu`, or the GPU's name."""
+    env = run.get("env")
+    name = _text(env.get("device_name")) if isinstance(env, dict) else None
+    device = _text(row.get("device"))
+    return name if name and device == "cuda" else device
 
 
 def differs(
@@ -169,13 +175,13 @@ def differs(
         same = (fit.model, fit.layers, fit.dtype) == (loaded.name, shape.num_modules, named)
     if gpus is not None:
         asked += f" on {gpus.preset.id}{f' × {gpus.tp}' if gpus.tp > 1 else ''}"
-        same = same and gpus.tp == 1 and _is_named(gpus.preset.id, fit.device)
+        same = same and gpus.tp == 1 and is_named(gpus.preset.id, fit.device)
     if same:
         return None
     return f"fitted to {fit.of}, not to {asked}: times are the former's, and nothing is priced"
 
 
-def _is_named(gpu: str, device: str | None) -> bool:
+def is_named(gpu: str, device: str | None) -> bool:
     """Whether a preset is the GPU that says `NVIDIA A100-SXM4-40GB` of itself."""
     name = (device or "").lower()
     kind, *more = gpu.split("-")
@@ -224,7 +230,7 @@ def _relative(points: Points) -> Any:
 # -- the rows of a saved run
 
 
-def _run_of(path: str) -> tuple[Row, Sequence[Row]]:
+def run_of(path: str) -> tuple[Row, Sequence[Row]]:
     """A saved run, and its rows that say what a step took."""
     try:
         about = Path(path).stat()
@@ -253,7 +259,7 @@ def _run_of(path: str) -> tuple[Row, Sequence[Row]]:
     return run, found
 
 
-def _alike(rows: Sequence[Row]) -> list[Row]:
+def alike(rows: Sequence[Row]) -> list[Row]:
     """Uniform rows of one cache, model and machine: in them so many requests really run together."""
     for cache in CACHES:
         found = [row for row in rows if row.get("cache") == cache and row.get("run") == "uniform"]

@@ -102,9 +102,10 @@ def capacity(holder: Holder, context: int, kv_bytes: int) -> Capacity:
     if block:
         held = room // block / needs.blocks
         whole = max(0, room // block - 1) // needs.blocks  # the null block
+    elif request:
+        held, whole = room / request, room // request
     else:
-        held = room / request if request else math.inf
-        whole = room // request if request else MOST_REQUESTS
+        held, whole = (math.inf, MOST_REQUESTS) if kv_bytes >= 0 else (0.0, 0)
     return Capacity(
         context=context,
         request_bytes=request,

@@ -7,7 +7,7 @@ holds nothing.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kvtool.capacity import Capacity, Holder, capacity, max_context
@@ -24,12 +24,10 @@ from kvtool.decode_speed import (
 from kvtool.engine_memory import Line, Range
 from kvtool.engine_memory.ranges import total
 from kvtool.engines import ideal
-from kvtool.requests import SECOND_NS
 from kvtool.run import Row
 
 if TYPE_CHECKING:
     from kvtool.catalog import GpuPreset
-    from kvtool.sim.settings import StepTime
 
 HOUR = 3600
 
@@ -73,10 +71,10 @@ class PlanCase:
     loads: Loads | None = None
     """None: what a step reads or computes is not known."""
     machine: Machine | None = None
-    law: StepTime | None = None
-    """What a step takes as it was measured, in place of the roofline."""
     usd_per_hour: float | None = None
     """Of one GPU."""
+    repository: str = ""
+    """What an engine is to load."""
     echo: Row = field(default_factory=dict)
 
     @property
@@ -169,14 +167,7 @@ def _speed(case: PlanCase, holds: Capacity, each: int) -> Speed | None:
     if case.loads is None or case.machine is None or not holds.whole_requests:
         return None
     batch = running(case, holds, each)
-    found = speed(case.loads, case.machine, batch=batch, context=case.context)
-    if case.law is None:
-        return found
-    tokens = batch * case.context
-    tpot = case.law.ns(batch, tokens, tokens, requests=batch) / SECOND_NS
-    return replace(
-        found, tpot_s=tpot, output_tokens_per_s=batch / tpot if tpot else math.inf, binds="measured"
-    )
+    return speed(case.loads, case.machine, batch=batch, context=case.context)
 
 
 def plan_row(found: Planned) -> Row:
@@ -216,7 +207,7 @@ def plan_row(found: Planned) -> Row:
         "bytes_per_block": holds.bytes_per_block,
         "block_size": holds.block_size,
         "kv_tokens": holds.kv_tokens,
-        "max_concurrency": holds.max_concurrency * case.replicas,
+        "max_concurrency": concurrency_of(found),
         "max_context": found.longest,
         "fits": found.fits,
         "binds": found.binds,
@@ -225,6 +216,12 @@ def plan_row(found: Planned) -> Row:
         **roofline_fields(case, found.speed),
         "usd_per_hour": price,
     }
+
+
+def concurrency_of(found: Planned) -> float | None:
+    """Requests that all replicas hold at a time; None: they take no memory, and nothing ends them."""
+    most = found.holds.max_concurrency
+    return most * found.case.replicas if math.isfinite(most) else None
 
 
 def roofline_fields(case: PlanCase, found: Speed | None) -> Row:
@@ -265,8 +262,3 @@ def _line(line: Line) -> dict[str, Any]:
         "high": one.high,
         "basis": line.basis,
     }
-
-
-def row_of(case: PlanCase) -> Row:
-    """A case to its row: a function that can be sent to another process."""
-    return plan_row(planned(case))

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 
-from kvtool.plan import PlanCase
+from kvtool.plan import PlanCase, Planned, plan_row, planned
+from kvtool.run import Row
 
 KV_FLAGS = {"fp8": "fp8", "fp8_e5m2": "fp8_e5m2"}
 """vLLM's --kv-cache-dtype for the dtypes that it has; others are the model's."""
 
 
-def flags_of(case: PlanCase, model: str) -> str | None:
-    """The command; None for an engine that is no server."""
+def row_of(case: PlanCase) -> Row:
+    """A case to its row: a function that can be sent to another process."""
+    return with_command(planned(case))
+
+
+def with_command(plan: Planned) -> Row:
+    """The plan's row, and how an engine starts as planned."""
+    return {**plan_row(plan), "command": command_of(plan.case)}
+
+
+def command_of(case: PlanCase) -> str | None:
+    """None for an engine that is no server."""
     made = COMMANDS.get(case.holder.engine)
-    return None if made is None else " ".join(made(case, model))
+    return None if made is None else " ".join(made(case))
 
 
-def _vllm(case: PlanCase, model: str) -> list[str]:
+def _vllm(case: PlanCase) -> list[str]:
     """vllm serve, as its engine arguments of 0.32 are called (vllm/engine/arg_utils.py)."""
     layout, echo = case.holder.layout, case.echo
-    words = ["vllm serve", model, f"--max-model-len {case.context}"]
+    words = ["vllm serve", shlex.quote(case.repository), f"--max-model-len {case.context}"]
     words.append(f"--gpu-memory-utilization {echo['gpu_memory_utilization']:g}")
     for flag, ranks in (
         ("--tensor-parallel-size", layout.tp),
@@ -44,4 +56,4 @@ def _vllm(case: PlanCase, model: str) -> list[str]:
     return words
 
 
-COMMANDS: dict[str, Callable[[PlanCase, str], list[str]]] = {"vllm": _vllm}
+COMMANDS: dict[str, Callable[[PlanCase], list[str]]] = {"vllm": _vllm}

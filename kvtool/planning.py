@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from kvtool.catalog import GpuPreset
     from kvtool.config import LoadedConfig
     from kvtool.engine_memory import Line
-    from kvtool.sim.settings import StepTime
     from kvtool.weights.headers import Headers
     from kvtool.weights.stored import Stored
 
@@ -84,8 +83,8 @@ class PlanQuery:
     read_efficiency: float | None = None
     compute_efficiency: float | None = None
     """Shares of the peaks that a step reaches; None: estimates."""
-    law: StepTime | None = None
-    """What a step takes as it was measured (--calibrate)."""
+    overhead_s: float | None = None
+    """Of a step besides reading and computing; None: an estimate."""
     vllm: VllmOptions = field(default_factory=VllmOptions)
 
 
@@ -101,6 +100,8 @@ class PlanModel:
     """None: no recipe counts its weights, whose bytes are given then."""
     exact: Headers | None = None
     """Of the checkpoint itself, where its headers can be read."""
+    repository: str = ""
+    """What an engine is to load."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -132,8 +133,17 @@ def model_for(
         sizes=sizes_of(loaded.name, loaded.config, shape),
         stored=found,
         exact=exact,
+        repository=_repository(loaded),
         notes=tuple(text for text in said if text),
     )
+
+
+def _repository(loaded: LoadedConfig) -> str:
+    """A Hub id, or the folder that a config lies in."""
+    if loaded.source == "preset":
+        preset = catalog.model_preset(loaded.name)
+        return preset.hub_id if preset else loaded.name
+    return str(Path(loaded.where).parent) if loaded.source in ("folder", "file") else loaded.name
 
 
 def _headers(loaded: LoadedConfig, revision: str | None) -> tuple[Headers | None, str]:
@@ -244,8 +254,8 @@ def case_of(
         max_num_seqs=query.max_num_seqs,
         loads=loads_of(model, query, holder, split),
         machine=machine_of(gpu, model.dtype, query),
-        law=query.law,
         usd_per_hour=price,
+        repository=model.repository,
         echo={
             "gpu_memory_utilization": utilization,
             "max_batched_tokens": holder.options.max_batched_tokens,
@@ -356,6 +366,7 @@ def machine_of(gpu: GpuPreset, dtype: Dtype, query: PlanQuery) -> Machine | None
         machine,
         read_efficiency=query.read_efficiency or machine.read_efficiency,
         compute_efficiency=query.compute_efficiency or machine.compute_efficiency,
+        overhead_s=machine.overhead_s if query.overhead_s is None else query.overhead_s,
     )
 
 

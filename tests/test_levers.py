@@ -22,7 +22,7 @@ from kvtool.levers.presets import by_hour, by_tokens, runs
 from kvtool.levers.weights import quantised, why_not
 from kvtool.plan import PlanCase
 from kvtool.planning import PlanModel, PlanQuery, cases_of, gpus_named
-from kvtool.units import GIB, parse_bytes
+from kvtool.units import GIB
 
 SMALL = "llama-3.1-8b"
 """128 KiB a token in bf16: 1 GiB for 8k."""
@@ -83,7 +83,7 @@ def test_llama_70b_with_64_users_does_not_fit_an_80_gb_gpu() -> None:
     # Neither fp8 suffices: both are tried.
     missed = [one.change.flags for one in found if not one.fits]
     assert missed[:2] == ["--gpu-memory-utilization 0.95", "--kv-dtype fp8"]
-    assert missed[-1].startswith("--kv-dtype fp8 --weights ")
+    assert missed[-1] == "--kv-dtype fp8 --weights-dtype int4"
     few = alternatives(model("llama-3-70b"), query, case, most=3)
     assert len([one for one in few if one.fits]) == 4  # and more of the same
     assert few[0].change.flags == found[0].change.flags
@@ -330,8 +330,8 @@ def test_only_one_is_left_to_quantise() -> None:
     assert said("gpt-oss-120b", asked("h100", kv_dtypes=("int4",), contexts=(8192,))) == ""
 
 
-def typed(query: PlanQuery, flags: str) -> PlanQuery:
-    """The query with flags on top, as the command line would read them."""
+def typed(named: PlanModel, query: PlanQuery, flags: str) -> tuple[PlanModel, PlanQuery]:
+    """Model and query with flags on top, as the command line would read them."""
     words = shlex.split(flags)
     pairs = iter(words)
     for flag in pairs:
@@ -339,9 +339,11 @@ def typed(query: PlanQuery, flags: str) -> PlanQuery:
             query = replace(query, expert_parallel=True)
             continue
         value = next(pairs)
+        if flag == "--weights-dtype":
+            named, query = quantised(named, query, value)
+            continue
         change: dict[str, Any] = {
             "--kv-dtype": lambda v: {"kv_dtypes": (v,)},
-            "--weights": lambda v: {"weights": parse_bytes(v, name="--weights")},
             "--context": lambda v: {"contexts": (int(v),)},
             "--batch": lambda v: {"users": (int(v),)},
             "--gpu-memory-utilization": lambda v: {"utilizations": (float(v),)},
@@ -351,7 +353,7 @@ def typed(query: PlanQuery, flags: str) -> PlanQuery:
             "--dp": lambda v: {"dps": (int(v),)},
         }[flag](value)
         query = replace(query, **change)
-    return query
+    return named, query
 
 
 MODELS = ("llama-3.1-8b", "qwen3-30b-a3b", "gpt-oss-120b", "gemma-3-27b", "deepseek-v3")
@@ -376,11 +378,10 @@ def test_planned_anew_from_its_flags_an_alternative_is_what_it_says(
     except (KvtoolError, StopIteration):  # a tp that does not divide the heads
         return
     for one in alternatives(named, query, case, most=6):
-        anew = plan_first(named, typed(query, one.change.flags))
+        anew = plan_first(*typed(named, query, one.change.flags))
         assert anew.fits == one.fits, one.change.flags
         assert anew.holds == one.plan.holds
         assert anew.longest == one.plan.longest
         assert anew.case.gpus == one.gpus
-        if "--weights" not in one.change.flags:
-            assert anew.speed == one.plan.speed
+        assert anew.speed == one.plan.speed
         assert one.as_row()["flags"] == one.change.flags

@@ -227,24 +227,41 @@ def test_windows_are_read_no_further() -> None:
     assert found.attention_flops(4096) == found.attention_flops(32_768)
 
 
-def test_measured_steps_take_the_place_of_the_roofline(kvtool: Kvtool, tmp_path: Path) -> None:
+def saved(place: Path, overhead: float, share: float, **env: str) -> str:
+    """A run on a GPU that reads at a share of 4.8 TB/s, and computes at 0.4 of 989 TFLOP/s."""
     rows = [
         {
-            "run": "uniform", "cache": "paged", "model": "llama-3-8b", "layers": 32, "dtype": "bf16",
-            "device": "cuda", "batch": batch, "prompt_tokens": prompt, "output_tokens": 100,
-            "ttft_s": (1e6 + (1e4 + 100) * batch * prompt) / 1e9,
-            "tpot_s_p50": (1e6 + 1e4 * batch + 100 * batch * (prompt + 50)) / 1e9,
+            "run": "uniform", "cache": "paged", "model": "x", "layers": 32, "dtype": "bf16",
+            "device": "cuda" if env else "cpu", "batch": batch, "prompt_tokens": 128, "output_tokens": 100,
+            "ttft_s": 0.1, "tpot_s_p50": overhead + count / (share * 4.8e12), "step_bytes": count,
+            "mfu_prefill": 0.5, "matmul_peak_flops": 0.8 * 989e12,
         }
-        for batch in (1, 8, 64) for prompt in (128, 1024)
+        for batch, count in ((1, 16 * 10**9), (8, 20 * 10**9), (64, 64 * 10**9))
     ]  # fmt: skip
-    run = tmp_path / "run.json"
-    run.write_text(json.dumps({"schema": 1, "command": "bench decode", "env": {}, "rows": rows}))
-    words = ("plan", "llama-3-8b", "--gpu", "h100", "-b", "8", "-c", "1k", "--calibrate", str(run))
-    ran = kvtool(*words, "--json")
+    place.write_text(json.dumps({"schema": 1, "command": "bench decode", "env": env, "rows": rows}))
+    return str(place)
+
+
+def test_measured_shares_take_the_place_of_assumed_ones(kvtool: Kvtool, tmp_path: Path) -> None:
+    run = saved(tmp_path / "run.json", 0.002, 0.6, device_name="NVIDIA H200")
+    words = ("plan", "llama-3-8b", "--gpu", "h200", "-b", "8", "-c", "1k", "--json")
+    ran = kvtool(*words, "--calibrate", run)
     (row,) = ran.json["rows"]
-    assert row["step_binds"] == "measured"
-    assert row["tpot_s"] == pytest.approx((1e6 + 1e4 * 8 + 100 * 8 * 1024) / 1e9, rel=0.01)
-    assert "fitted to llama-3-8b" in " ".join(ran.json["notes"])
+    read = row["read_weights_bytes"] + row["read_cache_bytes"]
+    assert row["tpot_s"] == pytest.approx(0.002 + read / (0.6 * 4.8e12), rel=1e-3)
+    assert "0.60 of the peak bandwidth and 0.40 of the peak rate" in " ".join(ran.json["notes"])
+    (typed,) = kvtool(*words, "--efficiency", "0.6").json["rows"]
+    assert typed["tpot_s"] == pytest.approx(row["tpot_s"] - 0.001, rel=1e-3)
+    both = kvtool(*words, "--calibrate", run, "--efficiency", "0.6")
+    assert "say the same" in both.err
+
+
+def test_a_cpu_says_nothing_of_gpus(kvtool: Kvtool, tmp_path: Path) -> None:
+    words = ("plan", "llama-3-8b", "--gpu", "h200", "--calibrate")
+    ran = kvtool(*words, saved(tmp_path / "run.json", 0.002, 0.6))
+    assert (ran.code, "measured on cpu, of which no peak is known" in ran.err) == (1, True)
+    fast = kvtool(*words, saved(tmp_path / "run.json", 0.0, 1.6, device_name="NVIDIA H200"))
+    assert "which no such GPU does" in fast.err
 
 
 # -- every preset, and words

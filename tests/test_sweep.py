@@ -20,7 +20,8 @@ import pytest
 from kvtool import __version__, catalog, config, sweep_workers
 from kvtool.errors import KvtoolError
 from kvtool.model import ModelShape, read_model
-from kvtool.plan import PlanCase, row_of
+from kvtool.plan import PlanCase
+from kvtool.plan_flags import row_of
 from kvtool.planning import PlanQuery, cases_of, gpus_named, model_for
 from kvtool.sweep import key_of, swept
 from kvtool.sweep_file import KEY

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from kvtool.errors import KvtoolError
-from kvtool.run import Row
 
-Work = Callable[[str, list[KvtoolError]], tuple[list[Row], list[str]]]
+R = TypeVar("R")
+Work = Callable[[str, list[KvtoolError]], tuple[list[R], list[str]]]
 """A model as typed, and a list for what fails of it, to its rows and notes."""
 
 
-def each_model(models: list[str], work: Work) -> tuple[list[Row], list[str], KvtoolError | None]:
+def each_model(models: list[str], work: Work[R]) -> tuple[list[R], list[str], KvtoolError | None]:
     """(rows, notes, the first failure) of every model; raised if there are no rows at all."""
-    rows: list[Row] = []
+    rows: list[R] = []
     notes: list[str] = []
     failures: list[KvtoolError] = []
     for model in models:

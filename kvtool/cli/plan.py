@@ -61,6 +61,7 @@ def plan(
     engine: p.EngineOpt = "ideal",
     engine_version: p.VersionOpt = "0.32",
     weights: p.WeightsOpt = None,
+    weights_dtype: p.WeightsDtypeOpt = None,
     gpu_memory_utilization: p.UtilizationOpt = None,
     reserve: p.ReserveOpt = None,
     kv_memory: p.KvMemoryOpt = None,
@@ -88,11 +89,12 @@ def plan(
     out = output_from(format, json, output, quiet, verbose)
     from kvtool.cli.plan_extras import check_extras
     from kvtool.cli.plan_run import run_plan
-    from kvtool.cli.plan_words import query_of
+    from kvtool.cli.plan_words import query_of, solved
     from kvtool.output import check_not_read
 
     check_not_read(output, [*(models or []), *filter(None, (trace, calibrate))])
     query = query_of(given)
+    given["solve"] = solved(given["solve"])
     check_extras(given)
     try:
         run_plan(given, query, out)

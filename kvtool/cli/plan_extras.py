@@ -37,6 +37,8 @@ def check_extras(given: Mapping[str, Any]) -> None:
         kinds_of(given["disaggregate"])
         link_bits(given["link"])
     tiers_of(given["tiers"])
+    if given["calibrate"] is not None and given["efficiency"] is not None:
+        raise usage_error("--calibrate and --efficiency say the same", "leave out one")
 
 
 class Requests:

@@ -158,6 +158,14 @@ UtilizationOpt = Annotated[
         help="vllm: share of a GPU's memory that it may use: 0.9, or a list. Default: 0.9.",
     ),
 ]  # fmt: skip
+WeightsDtypeOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--weights-dtype", metavar="DTYPE", rich_help_panel=BUDGET, show_default=False,
+        help="As if its weights were quantised: fp8 (DeepSeek's blocks) or int4 (AWQ), an estimate. "
+        "Default: as the checkpoint has them.",
+    ),
+]  # fmt: skip
 ReserveOpt = Annotated[
     str | None,
     typer.Option(
@@ -221,7 +229,8 @@ CalibrateOpt = Annotated[
     str | None,
     typer.Option(
         "--calibrate", metavar="RUN", rich_help_panel=SPEED, show_default=False,
-        help="A saved run of kvtool bench decode, in place of the roofline's assumed efficiency.",
+        help="A saved run of kvtool bench decode on a GPU: the shares of its peaks that it reached, in place of assumed "
+        "ones.",
     ),
 ]  # fmt: skip
 EfficiencyOpt = Annotated[

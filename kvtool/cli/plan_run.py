@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvtool import catalog
-from kvtool.calibrate import calibrated, differs
 from kvtool.cli.each import each_model
 from kvtool.cli.plan_extras import Requests, contexts_of, extras
-from kvtool.cli.plan_words import solved
+from kvtool.cli.plan_words import is_grid, weights_in
 from kvtool.config import load_config
 from kvtool.errors import KvtoolError
 from kvtool.fitting import context_of
 from kvtool.levers import alternatives, cache_or_weights, cheapest, levers
 from kvtool.model import read_model
 from kvtool.output import Output
-from kvtool.plan import PlanCase, plan_row, planned
-from kvtool.plan_flags import flags_of
+from kvtool.plan import PlanCase
+from kvtool.plan_flags import row_of, with_command
 from kvtool.planning import PlanModel, PlanQuery, cases_of, model_for
 from kvtool.run import Row, Run
 from kvtool.solving import queries_of, solve
@@ -30,66 +29,111 @@ FEW = 4
 """Rows of which each is told what would make it fit, or what levers gain."""
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What one run asks of every model."""
+
+    given: dict[str, Any]
+    query: PlanQuery
+    requests: Requests
+
+
 def run_plan(given: dict[str, Any], query: PlanQuery, out: Output) -> None:
     """Rows of every model; exit code 1 if none of them fits."""
-    requests = Requests(given)
-    fit = None if given["calibrate"] is None else calibrated(given["calibrate"])
-    query = query if fit is None else replace(query, law=fit.law.step_time)
-
-    def one(typed: str, lost: list[KvtoolError]) -> tuple[list[Row], list[str]]:
-        model = _load(typed, given, query)
-        asked, notes = contexts_of(query, requests, model), list(model.notes)
-        if fit is not None:
-            other = differs(fit, load_config, model=typed, gpus=None, dtype=given["dtype"])
-            notes += [fit.law.basis, *([] if other is None else [other])]
-        rows = list(_rows(given, model, asked, requests, lost, notes))
-        if not rows and lost:
-            raise lost[0]
-        name = model.subject.name
-        said = [text if text.startswith(name) else f"{name}: {text}" for text in notes]
-        return rows, list(dict.fromkeys(said))
-
-    rows, notes, failed = each_model(given["models"], one)
-    run = Run(command="plan", params=given, rows=tuple(rows), notes=tuple(notes + _prices(query)))
+    query, basis = _measured(given["calibrate"], query)
+    asked = Asked(given, query, Requests(given))
+    found = _grid(asked, out) if is_grid(given, out.path) else each_model(
+        given["models"], lambda typed, lost: _one(asked, typed, lost)
+    )  # fmt: skip
+    rows, notes, failed = found
+    run = Run(
+        command="plan", params=given, rows=tuple(rows), notes=(*notes, *basis, *_prices(query))
+    )
     if rows and not any(row["fits"] for row in rows):
-        failed = KvtoolError(*refusal(rows), code=DOES_NOT_FIT)
+        failed = failed or KvtoolError(*refusal(rows), code=DOES_NOT_FIT)
     out.emit(run, view(run), failed=failed)
 
 
-def _load(typed: str, given: dict[str, Any], query: PlanQuery) -> PlanModel:
+def _measured(path: str | None, query: PlanQuery) -> tuple[PlanQuery, list[str]]:
+    """Shares that a run reached in place of the assumed ones, and what is to be said of them."""
+    if path is None:
+        return query, []
+    from kvtool.measured_shares import measured_shares
+
+    found = measured_shares(path)
+    measured = replace(
+        query,
+        read_efficiency=found.read,
+        compute_efficiency=found.compute or query.compute_efficiency,
+        overhead_s=found.overhead_s,
+    )
+    return measured, [found.basis]
+
+
+def _one(asked: Asked, typed: str, lost: list[KvtoolError]) -> tuple[list[Row], list[str]]:
+    """A model's rows, one after the other."""
+    model, query, notes = _loaded(asked, typed)
+    rows = list(_rows(asked, model, query, lost, notes))
+    if not rows and lost:
+        raise lost[0]
+    return rows, _named(model, notes)
+
+
+def _grid(asked: Asked, out: Output) -> tuple[list[Row], list[str], KvtoolError | None]:
+    """All models' rows, spread over processes or a cluster, and kept in the file as they come."""
+    from kvtool.sweep import swept
+
+    def cases(typed: str, lost: list[KvtoolError]) -> tuple[list[PlanCase], list[str]]:
+        model, query, notes = _loaded(asked, typed)
+        return list(cases_of(model, query, lost)), _named(model, notes)
+
+    found, notes, failed = each_model(asked.given["models"], cases)
+    path = out.path if out.path is not None and out.path.suffix == ".jsonl" else None
+    with out.progress("planning", total=len(found)) as advance:
+        done = swept(
+            found, row_of, jobs=asked.given["jobs"], backend=asked.given["backend"], path=path, progress=advance
+        )  # fmt: skip
+    if path is not None:  # it is written: by lines as they came, each with its key
+        out.path = None
+        notes.append(f"written to {path}: {len(done.rows):,} rows")
+    if done.lost and not done.rows:
+        raise done.lost[0]
+    return list(done.rows), notes + list(done.notes), failed or next(iter(done.lost), None)
+
+
+def _loaded(asked: Asked, typed: str) -> tuple[PlanModel, PlanQuery, list[str]]:
+    """The model, what is asked of it, and what is to be said of both."""
+    given, query = asked.given, asked.query
     loaded = load_config(typed, revision=given["revision"])
     shape = read_model(loaded.config, catalog.class_defaults()["types"])
-    return model_for(loaded, shape, query, given["revision"])
+    model = model_for(loaded, shape, query, given["revision"])
+    model, query = weights_in(given["weights_dtype"], model, query)
+    return model, contexts_of(query, asked.requests, model), list(model.notes)
+
+
+def _named(model: PlanModel, notes: list[str]) -> list[str]:
+    name = model.subject.name
+    said = [text if text.startswith(name) else f"{name}: {text}" for text in notes]
+    return list(dict.fromkeys(said))
 
 
 def _rows(
-    given: dict[str, Any], model: PlanModel, query: PlanQuery, requests: Requests,
-    lost: list[KvtoolError], notes: list[str],
-) -> Iterator[Row]:  # fmt: skip
+    asked: Asked, model: PlanModel, query: PlanQuery, lost: list[KvtoolError], notes: list[str]
+) -> Iterator[Row]:
     """Of what is missing, of all GPUs ranked, or of each combination."""
-    what = solved(given["solve"])
-    if what is not None:
-        yield from _solved(what, model, query, lost)
+    given = asked.given
+    if given["solve"] is not None:
+        yield from _solved(given["solve"], model, query, lost)
         return
     if query.ranked:
         yield from _ranked(model, query)
         return
     cases = list(cases_of(model, query, lost))
     for case in cases:
-        row = _row(case, model)
+        row = row_of(case)
         if len(cases) <= FEW:
             row |= _advice(given, model, query, case, fits=row["fits"])
-        yield row | extras(given, model, query, case, requests, notes)
-
-
-def _row(case: PlanCase, model: PlanModel) -> Row:
-    return {**plan_row(planned(case)), "command": flags_of(case, hub_id(model))}
-
-
-def hub_id(model: PlanModel) -> str:
-    """What an engine is to load."""
-    preset = catalog.model_preset(model.subject.name)
-    return preset.hub_id if preset else model.subject.name
+        yield row | extras(given, model, query, case, asked.requests, notes)
 
 
 def _advice(
@@ -117,8 +161,8 @@ def _solved(
             continue
         if found.error is not None:
             lost.append(found.error)
-        row = {**plan_row(found.plan), "command": flags_of(found.plan.case, hub_id(model))}
-        yield row | {"solved": {"what": what, "value": found.value, "flags": found.flags}}
+        solved = {"what": what, "value": found.value, "flags": found.flags}
+        yield with_command(found.plan) | {"solved": solved}
 
 
 def _ranked(model: PlanModel, query: PlanQuery) -> Iterator[Row]:
@@ -126,7 +170,7 @@ def _ranked(model: PlanModel, query: PlanQuery) -> Iterator[Row]:
     for context in query.contexts or (context_of(model, query),):
         for users in query.users:
             for found in cheapest(model, query, context, users, by="tokens"):
-                yield {**found.row, "command": flags_of(found.plan.case, hub_id(model))}
+                yield with_command(found.plan)
 
 
 def _prices(query: PlanQuery) -> list[str]:

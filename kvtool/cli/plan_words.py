@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from kvtool.dtypes import DTYPES, MODEL_DTYPES, dtype_named, parse_kv_dtype
 from kvtool.engines import engines_named
 from kvtool.errors import usage_error
-from kvtool.planning import UTILIZATION, PlanQuery, gpus_named
+from kvtool.planning import UTILIZATION, PlanModel, PlanQuery, gpus_named
 from kvtool.size_row import VllmOptions
 from kvtool.units import parse_bytes, parse_count, parse_counts
 
 MAX_BATCH, MAX_PARALLEL = 2**20, 2**16
 MOST_ROWS = 200_000
+ALONE = ("solve", "levers", "ways", "workload", "trace", "disaggregate", "tiers")
+"""What makes of a row more than its case says."""
 SOLVED = ("context", "batch", "gpus", "kv-dtype", "utilisation")
 SPELLED = {"utilization": "utilisation", "kv_dtype": "kv-dtype", "users": "batch", "gpu": "gpus"}
 
@@ -70,6 +73,37 @@ def solved(typed: str | None) -> str | None:
             f"it looks for {', '.join(SOLVED)}.{did_you_mean(word, SOLVED)}",
         )
     return word
+
+
+def is_grid(given: Mapping[str, Any], path: Path | None) -> bool:
+    """Whether rows are spread over processes or kept in a file; usage error where a row is more than a case."""
+    flags = {"--jobs": given["jobs"] != 1, "--backend": given["backend"] is not None}
+    asked = next((flag for flag, there in flags.items() if there), None)
+    alone = next((f"--{name.replace('_', '-')}" for name in ALONE if given[name]), None)
+    alone = alone or ("--gpu all" if given["gpu"].strip().lower() == "all" else None)
+    if alone is None:
+        return asked is not None or (path is not None and path.suffix.lower() == ".jsonl")
+    if asked is not None:
+        raise usage_error(
+            f"{asked} is for lists of plans, and {alone} is made in one process",
+            f"leave out {asked}",
+        )
+    return False
+
+
+def weights_in(name: str | None, model: PlanModel, query: PlanQuery) -> tuple[PlanModel, PlanQuery]:
+    """The model as if its weights were quantised (--weights-dtype)."""
+    if name is None:
+        return model, query
+    from kvtool.levers.weights import SCHEMES, quantised, why_not
+
+    if name not in SCHEMES:
+        raise usage_error(
+            f"--weights-dtype: '{name[:40]}' is not known", f"it is {' or '.join(SCHEMES)}"
+        )
+    if why := why_not(model, query):
+        raise usage_error(f"{model.subject.name}: --weights-dtype {name}: {why}", "leave it out")
+    return quantised(model, query, name)
 
 
 def _counts(text: str | None, name: str, high: int | None = None) -> tuple[int, ...]:

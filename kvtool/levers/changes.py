@@ -121,7 +121,7 @@ def bits(kv: KvDtype) -> float:
 
 
 def weights(model: PlanModel, query: PlanQuery, plan: Planned) -> Iterator[Change]:
-    """Weights of fewer bits; as typed, so many bytes that every rank has what the fullest has."""
+    """Weights of fewer bits."""
     if why_not(model, query):
         return
     for name in WEIGHTS:
@@ -134,7 +134,7 @@ def weights(model: PlanModel, query: PlanQuery, plan: Planned) -> Iterator[Chang
         yield Change(
             lever="weights",
             words=f"weights in {name}, about {format_bytes(whole)}",
-            flags=f"--weights {whole}B",
+            flags=f"--weights-dtype {name}",
             model=smaller,
             query=asked,
             caveat=note + caveats.WEIGHTS.format(words=WORDS[name]),

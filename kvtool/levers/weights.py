@@ -39,7 +39,8 @@ def quantised(model: PlanModel, query: PlanQuery, name: str) -> tuple[PlanModel,
     parts = tuple(one.part for one in model.stored.parts)
     config = {**model.config, "quantization_config": SCHEMES[name]}
     found = stored(parts, config, model.dtype, name=model.subject.name)
+    smaller = replace(model, stored=found, exact=None)  # the headers are those of more bits
     if query.weights is None:
-        return replace(model, stored=found), query
+        return smaller, query
     less = -(-query.weights * found.bytes // model.stored.bytes)
-    return replace(model, stored=found), replace(query, weights=less)
+    return smaller, replace(query, weights=less)

@@ -23,6 +23,9 @@ TITLES = {
     "expert_parallel": "ep",
 }  # fmt: skip
 
+MOST_WAYS = 10
+"""Of what would make it fit; JSON has all."""
+
 
 def view(run: Run) -> View:
     """One plan whole, or a line each."""
@@ -77,21 +80,21 @@ def _holds(row: Row) -> Table:
 
 def _others(row: Row) -> tuple[Table, ...]:
     """What would make it fit, or what each lever gains."""
-    ways = row.get("alternatives") or ()
+    ways = [one for one in row.get("alternatives") or () if one["fits"]]
     if not ways:
         return ()
-    columns = ("instead", "flags", "fits", "requests at a time", "TPOT", "USD/h")
+    columns = ("instead", "flags", "requests at a time", "TPOT", "USD/h")
     lines = tuple(
         (
-            one["change"], one["flags"], "yes" if one["fits"] else "no",
-            words.share(one["max_concurrency"]),
+            one["change"], one["flags"], words.share(one["max_concurrency"]),
             seconds(one["tpot_s"]) if one["tpot_s"] is not None else "–", _usd(one["usd_per_hour"]),
         )
-        for one in ways
+        for one in ways[:MOST_WAYS]
     )  # fmt: skip
+    more = f", the first {MOST_WAYS} of {len(ways):,}" if len(ways) > MOST_WAYS else ""
     return (
-        Table(columns=columns, rows=lines, title="What would make it fit, cheapest first",
-              right=frozenset(columns[3:])),
+        Table(columns=columns, rows=lines, title=f"What would make it fit, cheapest first{more}",
+              right=frozenset(columns[2:])),
     )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ def verdict(row: Row) -> str:
             f"{format_bytes(row['missing_bytes'])} on each GPU: {BINDS[row['binds']]}."
         )
     most = row["max_concurrency"]
-    many = "any number of" if most == float("inf") else f"{most:,.4g}"
+    many = "any number of" if most is None else f"{most:,.4g}"
     return (
         f"Fits: {many} requests of {lengths} at a time on {on(row)}, by the best estimate; "
         f"{BINDS[row['binds']]}."
@@ -59,6 +59,7 @@ def about(row: Row) -> list[str]:
     """Why, and what it costs."""
     said = (
         _solved(row),
+        _tried(row),
         _grows(row),
         _range(row),
         _longest(row),
@@ -83,7 +84,13 @@ def _solved(row: Row) -> str:
         if isinstance(value, float)
         else value
     )
-    return f"{found['what'].capitalize()}: {shown} ({found['flags']})."
+    return f"{found['what'][:1].upper()}{found['what'][1:]}: {shown} ({found['flags']})."
+
+
+def _tried(row: Row) -> str:
+    """What was changed on the same GPUs, and does not suffice."""
+    ways = [one["change"] for one in row.get("alternatives") or () if not one["fits"]]
+    return f"Not enough on the same GPUs: {', '.join(ways)}." if ways else ""
 
 
 def _grows(row: Row) -> str:
@@ -163,6 +170,4 @@ def _command(row: Row) -> str:
 
 def share(value: Any) -> str:
     """A concurrency for people."""
-    if value is None:
-        return "–"
-    return "∞" if value == float("inf") else f"{value:,.4g}"
+    return "without end" if value is None else f"{value:,.4g}"
