@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 from kvtool.engine_memory.defaults import vllm_batch
 from kvtool.errors import KvtoolError
 from kvtool.plan import MemoryPlan, PlanCase, Planned, planned
+from kvtool.plan_query import Gpus, PlanQuery
 from kvtool.planning import (
-    Gpus,
     PlanModel,
-    PlanQuery,
     Split,
     case_of,
     cases_of,
@@ -24,7 +23,7 @@ from kvtool.planning import (
     loads_of,
     memory_of,
     weights_line,
-)  # fmt: skip
+)
 from kvtool.sizing import DEFAULT_CONTEXT, check_context
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
@@ -20,7 +20,8 @@ from kvtool.engine_memory.usable import torch_total
 from kvtool.errors import KvtoolError, usage_error
 from kvtool.model.shape import ModelShape
 from kvtool.plan import MemoryPlan, PlanCase, fixed
-from kvtool.size_row import Subject, VllmOptions
+from kvtool.plan_query import Gpus, PlanQuery
+from kvtool.size_row import Subject
 from kvtool.sizing import DEFAULT_CONTEXT, check_context, encoder_length, model_dtype
 from kvtool.units import format_bytes
 from kvtool.weights.counted import in_words, weights_of
@@ -32,60 +33,6 @@ if TYPE_CHECKING:
     from kvtool.engine_memory import Line
     from kvtool.weights.headers import Headers
     from kvtool.weights.stored import Stored
-
-UTILIZATION = 0.9
-"""gpu_memory_utilization unless another is asked for."""
-VERSION = "0.32"
-"""Of vLLM, whose rules size the pool."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpus:
-    """GPUs of one kind; None: as many as the ranks need."""
-
-    preset: GpuPreset
-    count: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanQuery:
-    """What is asked of each model. Tuples are run as a product, in the order given."""
-
-    gpus: tuple[Gpus, ...]
-    engines: tuple[str, ...] = ("ideal",)
-    tps: tuple[int | None, ...] = (None,)
-    """None: the GPUs that the stages and replicas leave."""
-    pps: tuple[int, ...] = (1,)
-    dps: tuple[int | None, ...] = (None,)
-    """Replicas; None: as many as the GPUs make."""
-    dcp: int = 1
-    expert_parallel: bool = False
-    kv_dtypes: tuple[str, ...] = ("auto",)
-    dtype: Dtype | None = None
-    utilizations: tuple[float, ...] = (UTILIZATION,)
-    contexts: tuple[int, ...] = ()
-    """Empty: 8k, or the model's maximum where that is less."""
-    users: tuple[int | None, ...] = (None,)
-    max_num_seqs: int | None = None
-    max_batched_tokens: int | None = None
-    """None: the engine's own, by GPU."""
-    reserve: int = 0
-    weights: int | None = None
-    version: str | None = VERSION
-    """Of vLLM, for what it keeps besides; None: any."""
-    kv_memory: int | None = None
-    price: float | None = None
-    block_size: int | None = None
-    encoder_tokens: int | None = None
-    allow_long: bool = False
-    ranked: bool = False
-    """All GPUs that are known were asked for: the smallest number of each that fits."""
-    read_efficiency: float | None = None
-    compute_efficiency: float | None = None
-    """Shares of the peaks that a step reaches; None: estimates."""
-    overhead_s: float | None = None
-    """Of a step besides reading and computing; None: an estimate."""
-    vllm: VllmOptions = field(default_factory=VllmOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -368,18 +315,3 @@ def machine_of(gpu: GpuPreset, dtype: Dtype, query: PlanQuery) -> Machine | None
         compute_efficiency=query.compute_efficiency or machine.compute_efficiency,
         overhead_s=machine.overhead_s if query.overhead_s is None else query.overhead_s,
     )
-
-
-def gpus_named(text: str) -> tuple[Gpus, ...]:
-    """`h100:8,a100-80gb`; `all` is one of each GPU whose memory is known."""
-    from kvtool.units import parse_count
-
-    if text.strip().lower() == "all":
-        known = (one for one in catalog.gpu_presets() if one.usable_bytes)
-        return tuple(Gpus(preset=one, count=None) for one in known)
-    found = []
-    for part in text.split(","):
-        name, colon, number = part.strip().partition(":")
-        count = parse_count(number, name="--gpu", high=2**16) if colon else None
-        found.append(Gpus(preset=catalog.gpu_preset(name), count=count))
-    return tuple(found)

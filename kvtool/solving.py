@@ -18,7 +18,8 @@ from kvtool.units import format_bytes
 
 if TYPE_CHECKING:
     from kvtool.plan import Planned
-    from kvtool.planning import PlanModel, PlanQuery
+    from kvtool.plan_query import PlanQuery
+    from kvtool.planning import PlanModel
 
 MOST_UTILIZATION = 0.95
 """Above it, little is left for the driver and for what an engine did not foresee."""

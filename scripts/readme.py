@@ -92,8 +92,10 @@ def rows(command: str) -> list[dict[str, Any]]:
 
 
 def console(command: str) -> str:
-    """A block that shows the command as it is typed, and what comes of it."""
-    lines = [line.rstrip() for line in STYLE.sub("", shown(command)).splitlines()]
+    """A block that shows the command as it is typed, and what comes of it; of `| head -N` the first lines."""
+    typed, _, count = command.partition(" | head -")
+    lines = [line.rstrip() for line in STYLE.sub("", shown(typed)).splitlines()]
+    lines = lines[: int(count)] if count else lines
     return "\n".join(["```console", f"$ kvtool {command}", *lines, "```", ""])
 
 

@@ -9,7 +9,8 @@ from kvtool.config import load_config
 from kvtool.errors import KvtoolError
 from kvtool.model import read_model
 from kvtool.plan import PlanCase
-from kvtool.planning import PlanModel, PlanQuery, cases_of, gpus_named, model_for
+from kvtool.plan_query import PlanQuery, gpus_named
+from kvtool.planning import PlanModel, cases_of, model_for
 
 
 def model_of(name: str, query: PlanQuery) -> PlanModel:

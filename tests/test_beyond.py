@@ -14,7 +14,7 @@ from kvtool import catalog
 from kvtool.beyond import Apart, Ways, disaggregation, offload, parallel_rows, prefill_on
 from kvtool.errors import KvtoolError
 from kvtool.plan import plan_row, planned
-from kvtool.planning import PlanQuery, gpus_named
+from kvtool.plan_query import PlanQuery, gpus_named
 from kvtool.prefill import seconds
 from kvtool.units import GIB, TIB
 

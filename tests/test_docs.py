@@ -96,13 +96,16 @@ def test_the_readme_names_every_engine() -> None:
     assert {name for name in ENGINES if f"`{name}`" not in README} == set()
 
 
+OBJECTS = ("lengths", "sharing", "solved", "disaggregation", "kv_budget_bytes")
+"""Of a plan: objects whose fields are described."""
+
+
 def fields_in(row: dict[str, Any]) -> set[str]:
     """The names of a row's fields and of the objects in its lists."""
     inner = {
         name
-        for value in row.values()
-        if isinstance(value, list)
-        for item in value
+        for key, value in row.items()
+        for item in ([value] if key in OBJECTS else value if isinstance(value, list) else ())
         if isinstance(item, dict)
         for name in item
     }
@@ -119,7 +122,13 @@ def fields_in(row: dict[str, Any]) -> set[str]:
         ["presets", "gpus", "--show", "h100"],
         ["presets", "workloads", "--show", "chat"],
         ["fragment", "--num-requests", "50"],
-        ["plan", "llama-3-8b", "--gpu", "h100", "--engine", "vllm"],
+        ["plan", "llama-3-8b", "--gpu", "h100", "--engine", "vllm", "--levers"],
+        ["plan", "llama-3-8b", "--gpu", "h100:2", "--ways", "--workload", "agent", "--num-requests", "50"],
+        ["plan", "llama-3-8b", "--gpu", "h100", "--solve", "batch"],
+        [
+            "plan", "llama-3-8b", "--gpu", "h100", "--tiers", "cpu=1GiB@1GB/s", "--disaggregate",
+            "prefill=h100:1,decode=h100:1", "--link", "400Gb", "--tp", "1",
+        ],
         [
             "prefix",
             "--workload",

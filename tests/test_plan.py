@@ -27,7 +27,8 @@ from kvtool.decode_speed import (
 from kvtool.errors import KvtoolError
 from kvtool.model import read_model
 from kvtool.plan import PlanCase, plan_row, planned
-from kvtool.planning import PlanQuery, cases_of, gpus_named, model_for, split_of
+from kvtool.plan_query import PlanQuery, gpus_named
+from kvtool.planning import cases_of, model_for, split_of
 from kvtool.units import GIB
 
 Kvtool = Callable[..., Ran]

@@ -13,7 +13,8 @@ from planned_models import asked, model
 
 from kvtool.errors import KvtoolError
 from kvtool.fitting import count_of, fitting, needed, on, plan_first, splits
-from kvtool.planning import PlanQuery, Split, gpus_named
+from kvtool.plan_query import PlanQuery, gpus_named
+from kvtool.planning import Split
 from kvtool.solving import KV_LADDER, SOLVERS, Solved, queries_of, solve
 from kvtool.units import GIB
 

@@ -15,7 +15,8 @@ from kvtool.config import LoadedConfig
 from kvtool.engines import ideal
 from kvtool.errors import KvtoolError, usage_error
 from kvtool.plan import planned, running
-from kvtool.planning import Gpus, PlanModel, PlanQuery, cases_of
+from kvtool.plan_query import Gpus, PlanQuery
+from kvtool.planning import PlanModel, cases_of
 from kvtool.prefill import Prefill, prefill_of
 from kvtool.requests import SECOND_NS
 from kvtool.step_law import law_of

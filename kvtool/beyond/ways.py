@@ -13,7 +13,8 @@ from kvtool.cache import check_parallel
 from kvtool.engines import ideal
 from kvtool.errors import KvtoolError
 from kvtool.plan import plan_row, planned
-from kvtool.planning import Gpus, PlanModel, PlanQuery, cases_of
+from kvtool.plan_query import Gpus, PlanQuery
+from kvtool.planning import PlanModel, cases_of
 
 if TYPE_CHECKING:
     from kvtool.catalog import GpuPreset

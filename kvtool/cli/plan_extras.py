@@ -13,8 +13,9 @@ from kvtool.cli.simulate_disaggregated import link_bits
 from kvtool.errors import KvtoolError, usage_error
 from kvtool.plan import PlanCase
 from kvtool.plan_lengths import Lengths, concurrency_of, length_fields, lengths_of, made_requests
+from kvtool.plan_query import Gpus, PlanQuery, gpus_named
 from kvtool.plan_shared import shared_concurrency_of, shared_fields
-from kvtool.planning import Gpus, PlanModel, PlanQuery, gpus_named
+from kvtool.planning import PlanModel
 from kvtool.prompts import Prompts, made, traced
 from kvtool.run import Row
 from kvtool.sharing import sharing_of

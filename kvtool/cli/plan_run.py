@@ -18,7 +18,8 @@ from kvtool.model import read_model
 from kvtool.output import Output
 from kvtool.plan import PlanCase
 from kvtool.plan_flags import row_of, with_command
-from kvtool.planning import PlanModel, PlanQuery, cases_of, model_for
+from kvtool.plan_query import PlanQuery
+from kvtool.planning import PlanModel, cases_of, model_for
 from kvtool.run import Row, Run
 from kvtool.solving import queries_of, solve
 from kvtool.view.plan import view

@@ -10,7 +10,8 @@ from typing import Any
 from kvtool.dtypes import DTYPES, MODEL_DTYPES, dtype_named, parse_kv_dtype
 from kvtool.engines import engines_named
 from kvtool.errors import usage_error
-from kvtool.planning import UTILIZATION, PlanModel, PlanQuery, gpus_named
+from kvtool.plan_query import UTILIZATION, PlanQuery, gpus_named
+from kvtool.planning import PlanModel
 from kvtool.size_row import VllmOptions
 from kvtool.units import parse_bytes, parse_count, parse_counts
 

@@ -29,7 +29,8 @@ from kvtool.solving import MOST_UTILIZATION, solve
 
 if TYPE_CHECKING:
     from kvtool.plan import PlanCase, Planned
-    from kvtool.planning import PlanModel, PlanQuery
+    from kvtool.plan_query import PlanQuery
+    from kvtool.planning import PlanModel
 
 Changes = Callable[["PlanModel", "PlanQuery", "Planned"], Iterator[Change]]
 

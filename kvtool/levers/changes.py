@@ -17,7 +17,8 @@ from kvtool.units import format_bytes
 
 if TYPE_CHECKING:
     from kvtool.plan import Planned
-    from kvtool.planning import PlanModel, PlanQuery
+    from kvtool.plan_query import PlanQuery
+    from kvtool.planning import PlanModel
     from kvtool.run import Row
 
 KV_DTYPES = ("fp8", "int8", "int4", "int4/int2")

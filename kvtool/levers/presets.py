@@ -19,7 +19,8 @@ from kvtool.solving import flags_of
 
 if TYPE_CHECKING:
     from kvtool.catalog import GpuPreset
-    from kvtool.planning import PlanModel, PlanQuery, Split
+    from kvtool.plan_query import PlanQuery
+    from kvtool.planning import PlanModel, Split
 
 COUNTS = (1, 2, 4, 8, 16)
 NOT_APPLE = ("vllm", "sglang")

@@ -29,7 +29,8 @@ from kvtool.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from kvtool.plan import PlanCase, Planned
-    from kvtool.planning import PlanModel, PlanQuery
+    from kvtool.plan_query import PlanQuery
+    from kvtool.planning import PlanModel
     from kvtool.run import Row
 
 
