@@ -154,7 +154,10 @@ def test_a_parent_that_reproduces_the_arrivals_changes_nothing(
     assert [out.read_bytes(), files[3].read_bytes()] == before
     row, other = plain.json["rows"][0], again.json["rows"][0]
     assert row["preemptions"] > 5
-    apart = {"trace": "", "capacity_requests_per_s": None}  # who waits for others has no other arrivals
+    apart = {
+        "trace": "",
+        "capacity_requests_per_s": None,
+    }  # who waits for others has no other arrivals
     assert {**row, **apart} == {**other, **apart}
 
 
