@@ -42,11 +42,12 @@ fmt: full ## format, and fix what ruff can fix
 	$(RUN) ruff check --fix $(SOURCES)
 	$(RUN) ruff format $(SOURCES)
 
-bench: core ## start-up, simulators, prefix caches and the CPU kernel against goals, twins and peers
+bench: core ## start-up, simulators, prefix caches, plans and the CPU kernel against goals, twins and peers
 	$(BIN)/python scripts/bench_startup.py
 	$(BIN)/python scripts/bench_simulators.py
 	$(BIN)/python scripts/bench_simulate.py
 	$(BIN)/python scripts/bench_prefix.py
+	$(BIN)/python scripts/bench_plan.py
 	$(BIN)/python scripts/bench_attention.py
 
 readme: full ## write every output in README.md and docs/ anew

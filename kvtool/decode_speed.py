@@ -8,6 +8,7 @@ work side by side, what they exchange takes no time, and pipeline stages come on
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from kvtool.cache import CacheLayout
 from kvtool.engines import ideal
@@ -49,9 +50,7 @@ class Loads:
 
     def attention_flops(self, context: int) -> float:
         """Of one token with so many before it."""
-        layout = self.layout
-        whole = sum(pair_flops(entry) * _seen(entry, context) for entry in layout.shape.layers)
-        return whole / layout.tp / layout.pp
+        return _attention(self.layout, context)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,13 +122,21 @@ def ridge(machine: Machine) -> float:
 
 def attention_intensity(loads: Loads, context: int) -> float | None:
     """FLOPs of attention a byte of cache: the GQA ratio in 16 bits, whatever batch and context."""
-    cache = loads.cache_bytes(context) - _states(loads)
+    cache = loads.cache_bytes(context) - _states(loads.layout)
     return loads.attention_flops(context) / cache if cache > 0 else None
 
 
-def _states(loads: Loads) -> int:
+@lru_cache(maxsize=1024)
+def _states(layout: CacheLayout) -> int:
     """Constant states are read like a cache, but nothing attends to them."""
-    return ideal.size(loads.layout, context=1, encoder=0).state_bytes // loads.layout.tp
+    return ideal.size(layout, context=1, encoder=0).state_bytes // layout.tp
+
+
+@lru_cache(maxsize=1024)
+def _attention(layout: CacheLayout, context: int) -> float:
+    """A batch is looked for in many steps of one context."""
+    whole = sum(pair_flops(entry) * _seen(entry, context) for entry in layout.shape.layers)
+    return whole / layout.tp / layout.pp
 
 
 def weights_intensity(loads: Loads, batch: float) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from kvtool.capacity import Capacity, Holder, capacity, max_context
@@ -27,7 +28,9 @@ from kvtool.engines import ideal
 from kvtool.run import Row
 
 if TYPE_CHECKING:
+    from kvtool.cache import CacheLayout
     from kvtool.catalog import GpuPreset
+    from kvtool.engines.result import Sequence
 
 HOUR = 3600
 
@@ -151,16 +154,20 @@ def each_of(case: PlanCase) -> int:
 def kinds_of(case: PlanCase) -> list[dict[str, Any]]:
     """Bytes of one request by kind, whole model: what the mathematics needs."""
     found: dict[str, int] = {}
-    one = ideal.size(case.holder.layout, context=case.context, encoder=case.holder.encoder)
-    for kind in one.kinds:
+    for kind in _sized(case.holder.layout, case.context, case.holder.encoder).kinds:
         found[kind.entry.kind] = found.get(kind.entry.kind, 0) + kind.bytes
     return [{"kind": kind, "bytes": count} for kind, count in found.items()]
 
 
 def whole_cache(case: PlanCase) -> int:
     """Of the requests asked for, all layers and ranks: copied heads and latents count once."""
-    one = ideal.size(case.holder.layout, context=case.context, encoder=case.holder.encoder).bytes
-    return one * (case.users or 1)
+    return _sized(case.holder.layout, case.context, case.holder.encoder).bytes * (case.users or 1)
+
+
+@lru_cache(maxsize=1024)
+def _sized(layout: CacheLayout, context: int, encoder: int) -> Sequence:
+    """Once for all that a row says of it."""
+    return ideal.size(layout, context=context, encoder=encoder)
 
 
 def _speed(case: PlanCase, holds: Capacity, each: int) -> Speed | None:
