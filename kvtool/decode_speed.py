@@ -1,7 +1,7 @@
 """How fast a model decodes on a GPU, by the roofline: what a step reads over the bandwidth, or what it computes
 over the rate, whichever takes longer (Williams et al., "Roofline", CACM 52(4), 2009).
 
-A step reads the weights once and the cache of every request in it. Figures are of the fullest rank; ranks
+A step reads the weights once and the cache of every request in it. Figures are of a rank of a mean stage; ranks
 work side by side, what they exchange takes no time, and pipeline stages come one after the other.
 """
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from kvtool.cache import CacheLayout
+from kvtool.capacity import Holder, needs_of
 from kvtool.engines import ideal
 from kvtool.model.shape import LayerCache
 
@@ -36,17 +37,29 @@ class Loads:
     chosen: int
     token_flops: float
     """Of one token: two for each parameter that it is multiplied by, the head's too."""
-    layout: CacheLayout
+    holder: Holder
+    sharers: int = 1
+    """Replicas whose tokens choose among the same experts."""
+
+    @property
+    def layout(self) -> CacheLayout:
+        """How the ranks cut it."""
+        return self.holder.layout
 
     def weights_bytes(self, batch: float) -> float:
-        """Read in a step of so many tokens: of the experts those that some token chooses, on average, if all
-        are chosen alike."""
-        missed = (1 - self.chosen / self.experts) ** batch if self.experts > 1 else 0.0
+        """Read in a step of so many tokens a replica: of the experts those that some token chooses, on average,
+        if all are chosen alike."""
+        unchosen = 1 - self.chosen / self.experts
+        missed = unchosen ** (batch * self.sharers) if self.experts > 1 else 0.0
         return self.dense_bytes + self.expert_bytes * (1 - missed)
 
     def cache_bytes(self, context: int) -> int:
-        """Read for one request."""
-        return ideal.rank_bytes(self.layout, max(1, context), 0)
+        """Read for one request, states written too: what the mathematics needs, or less where the engine holds
+        less (states in 16 bits)."""
+        tokens = max(1, context)
+        read = ideal.rank_bytes(self.layout, tokens, self.holder.encoder)
+        held = needs_of(self.holder, tokens).request_bytes
+        return min(read, held) + min(_states(self.layout), held)
 
     def attention_flops(self, context: int) -> float:
         """Of one token with so many before it."""
@@ -58,7 +71,8 @@ class Machine:
     """A rank's peaks, and the shares of them that are reached."""
 
     bandwidth: float
-    flops: float
+    flops: float | None
+    """None: no rate is known, and a step is taken to be bound by reading."""
     read_efficiency: float = READ_EFFICIENCY
     compute_efficiency: float = COMPUTE_EFFICIENCY
     overhead_s: float = OVERHEAD_NS / 1e9
@@ -82,11 +96,11 @@ class Speed:
 def speed(loads: Loads, machine: Machine, *, batch: float, context: int) -> Speed:
     """Seconds of a token of each request, and tokens a second of the replica."""
     pp = loads.layout.pp
-    part = batch / pp  # of the requests on each stage at a time
+    part = max(1.0, batch / pp)  # of the requests on each stage at a time
     weights, cache = loads.weights_bytes(part), part * loads.cache_bytes(context)
     flops = part * (loads.token_flops + loads.attention_flops(context))
     reading = (weights + cache) / machine.bandwidth / machine.read_efficiency
-    computing = flops / machine.flops / machine.compute_efficiency
+    computing = flops / machine.flops / machine.compute_efficiency if machine.flops else 0.0
     step = machine.overhead_s / pp + max(reading, computing)
     return Speed(
         batch=batch,
@@ -115,21 +129,21 @@ def memory_bound_below(loads: Loads, machine: Machine, context: int) -> int | No
     return low
 
 
-def ridge(machine: Machine) -> float:
+def ridge(machine: Machine) -> float | None:
     """FLOPs a byte above which the peak rate, not the peak bandwidth, is the limit."""
-    return machine.flops / machine.bandwidth
+    return machine.flops / machine.bandwidth if machine.flops else None
 
 
 def attention_intensity(loads: Loads, context: int) -> float | None:
     """FLOPs of attention a byte of cache: the GQA ratio in 16 bits, whatever batch and context."""
-    cache = loads.cache_bytes(context) - _states(loads.layout)
+    cache = loads.cache_bytes(context) - 2 * _states(loads.layout)
     return loads.attention_flops(context) / cache if cache > 0 else None
 
 
 @lru_cache(maxsize=1024)
 def _states(layout: CacheLayout) -> int:
-    """Constant states are read like a cache, but nothing attends to them."""
-    return ideal.size(layout, context=1, encoder=0).state_bytes // layout.tp
+    """Constant states of a stage are read and written, but nothing attends to them."""
+    return ideal.size(layout, context=1, encoder=0).state_bytes // layout.tp // layout.pp
 
 
 @lru_cache(maxsize=1024)
@@ -140,8 +154,9 @@ def _attention(layout: CacheLayout, context: int) -> float:
 
 
 def weights_intensity(loads: Loads, batch: float) -> float:
-    """FLOPs of the weights a byte of them: about the batch in 16 bits."""
-    return batch * loads.token_flops / loads.weights_bytes(batch)
+    """FLOPs of the weights a byte of them, on a stage: about the batch in 16 bits."""
+    part = max(1.0, batch / loads.layout.pp)
+    return part * loads.token_flops / loads.weights_bytes(part)
 
 
 def pair_flops(entry: LayerCache) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from kvtool.engine_memory.defaults import vllm_batch
 from kvtool.errors import KvtoolError
 from kvtool.plan import MemoryPlan, PlanCase, Planned, planned
+from kvtool.plan_loads import loads_of, sharers_of
 from kvtool.plan_query import Gpus, PlanQuery
 from kvtool.planning import (
     PlanModel,
@@ -20,7 +21,6 @@ from kvtool.planning import (
     case_of,
     cases_of,
     holder_of,
-    loads_of,
     memory_of,
     weights_line,
 )
@@ -160,11 +160,11 @@ class Fitting:
         return replace(
             made,
             memory=self._memory(split, holder),
-            loads=loads and replace(loads, layout=holder.layout),
+            loads=loads and replace(loads, holder=holder),
         )
 
     def _cut(self, split: Split) -> _Cut:
-        return split.tp, split.pp, split.replicas if self.query.expert_parallel else 1
+        return split.tp, split.pp, sharers_of(self.query, self.query.engines[0], split)
 
     def _holder(self, split: Split) -> Holder:
         query = self.query
@@ -179,12 +179,12 @@ class Fitting:
 
     def _memory(self, split: Split, holder: Holder) -> MemoryPlan:
         bare, query = self._bare(split)
-        found = memory_of(bare, query, holder, split, query.utilizations[0])
+        found = memory_of(bare, query, holder, split, query.utilizations[0], self.users)
         if query.kv_memory is not None:
             return found
         cut = self._cut(split)
         if cut not in self._lines:
-            self._lines[cut] = weights_line(self.model, self.query, split)
+            self._lines[cut] = weights_line(self.model, self.query, split, self.query.engines[0])
         weights = self._lines[cut]
         gives = tuple(weights if one.name == weights.name else one for one in found.gives)
         return replace(found, gives=gives)

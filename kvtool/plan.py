@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from kvtool.capacity import Capacity, Holder, capacity, max_context
+from kvtool.capacity import LONGEST, Capacity, Holder, capacity, max_context
 from kvtool.decode_speed import (
     Loads,
     Machine,
@@ -46,6 +46,8 @@ class MemoryPlan:
 
     has: Line
     gives: tuple[Line, ...]
+    is_given: bool = False
+    """What it has is the cache's memory, as --kv-memory says."""
 
     @property
     def left(self) -> Range:
@@ -69,8 +71,10 @@ class PlanCase:
     context: int
     users: int | None = None
     """Requests that are to run at a time, all replicas together."""
+    max_model_len: int = 0
+    """The longest request that is served."""
     max_num_seqs: int | None = None
-    """Of a replica."""
+    """Of a replica; None: the engine has no such limit."""
     loads: Loads | None = None
     """None: what a step reads or computes is not known."""
     machine: Machine | None = None
@@ -78,6 +82,8 @@ class PlanCase:
     """Of one GPU."""
     repository: str = ""
     """What an engine is to load."""
+    quantization: str = ""
+    """How an engine is to quantise it as it loads."""
     echo: Row = field(default_factory=dict)
 
     @property
@@ -99,7 +105,7 @@ class Planned:
     missing_bytes: int
     """A rank's shortfall for what was asked; 0 if it fits."""
     longest: int | None
-    """The longest context of the users asked for, one a replica if none was; None: not looked for."""
+    """The longest context of the users asked for, one a replica if none was; None: not looked for, or no end."""
     speed: Speed | None
 
 
@@ -108,20 +114,23 @@ def planned(case: PlanCase, *, look_for_context: bool = True) -> Planned:
     budget = case.memory.left.best
     holds = capacity(case.holder, case.context, budget)
     each = each_of(case)
-    needed = each * holds.request_bytes
-    missing = max(0, needed - budget) if budget > 0 else needed - budget
-    fits = holds.whole_requests >= each
-    if not fits:
-        missing = max(missing, 1)
+    aside = holds.bytes_per_block or 0  # vLLM's null block
+    held = holds.whole_requests >= each
     return Planned(
         case=case,
         holds=holds,
-        fits=fits,
+        fits=held and each <= (case.max_num_seqs or each),
         binds=_binds(case, holds, each),
-        missing_bytes=0 if fits else missing,
-        longest=max_context(case.holder, budget, each) if look_for_context and budget > 0 else None,
+        missing_bytes=0 if held else max(1, each * holds.request_bytes + aside - budget),
+        longest=_longest(case, budget, each) if look_for_context and budget > 0 else None,
         speed=_speed(case, holds, each),
     )
+
+
+def _longest(case: PlanCase, budget: int, each: int) -> int | None:
+    """None: memory ends no context, and the model states no maximum."""
+    found = max_context(case.holder, budget, each)
+    return None if found == LONGEST else found
 
 
 def _binds(case: PlanCase, holds: Capacity, each: int) -> str:
@@ -134,7 +143,7 @@ def _binds(case: PlanCase, holds: Capacity, each: int) -> str:
         return "context"
     if holds.whole_requests < each:
         return "users"
-    if case.max_num_seqs is not None and case.max_num_seqs < holds.max_concurrency:
+    if case.max_num_seqs is not None and case.max_num_seqs < max(each, holds.whole_requests):
         return "max_num_seqs"
     return "kv"
 
@@ -173,13 +182,15 @@ def _sized(layout: CacheLayout, context: int, encoder: int) -> Sequence:
 def _speed(case: PlanCase, holds: Capacity, each: int) -> Speed | None:
     if case.loads is None or case.machine is None or not holds.whole_requests:
         return None
+    if each > min(holds.whole_requests, case.max_num_seqs or each):
+        return None  # it does not run
     batch = running(case, holds, each)
     return speed(case.loads, case.machine, batch=batch, context=case.context)
 
 
 def plan_row(found: Planned) -> Row:
     """The row: bytes of a rank, requests and tokens a second of all replicas."""
-    case, holds = found.case, found.holds
+    case = found.case
     layout, memory = case.holder.layout, case.memory
     price = None if case.usd_per_hour is None else case.usd_per_hour * case.gpus
     return {
@@ -198,6 +209,7 @@ def plan_row(found: Planned) -> Row:
         **case.echo,
         "context_tokens": case.context,
         "users": case.users,
+        "max_model_len": case.max_model_len,
         "max_num_seqs": case.max_num_seqs,
         "usable_bytes": memory.has.range.best,
         "weights_bytes": memory.of("weights"),
@@ -207,21 +219,52 @@ def plan_row(found: Planned) -> Row:
             "best": memory.left.best,
             "high": memory.left.high,
         },
-        "request_bytes": holds.request_bytes,
         "cache_bytes": whole_cache(case),
         "kinds": kinds_of(case),
-        "num_blocks": holds.num_blocks if memory.left.best > 0 else 0,
+        **holds_fields(found),
+        "fits": found.fits,
+        "binds": found.binds,
+        "missing_bytes": found.missing_bytes,
+        **speed_fields(found, price),
+        **roofline_fields(case, found.speed),
+        "efficiency": efficiency_of(case),
+        "usd_per_hour": price,
+    }
+
+
+def holds_fields(found: Planned) -> Row:
+    """What the memory holds. Blocks and KV tokens are of a replica, requests of all."""
+    case, holds, left = found.case, found.holds, found.case.memory.left
+    low, high = (
+        capacity(case.holder, case.context, end).whole_requests for end in (left.low, left.high)
+    )
+    runs = min(holds.whole_requests, case.max_num_seqs or holds.whole_requests)
+    return {
+        "request_bytes": holds.request_bytes,
+        "num_blocks": holds.num_blocks,
         "bytes_per_block": holds.bytes_per_block,
         "block_size": holds.block_size,
         "kv_tokens": holds.kv_tokens,
         "max_concurrency": concurrency_of(found),
+        "whole_requests": {
+            "low": low * case.replicas,
+            "best": holds.whole_requests * case.replicas,
+            "high": high * case.replicas,
+        },
+        "runs": runs * case.replicas,
         "max_context": found.longest,
-        "fits": found.fits,
-        "binds": found.binds,
-        "missing_bytes": found.missing_bytes,
-        **speed_fields(found.speed, case.replicas, price),
-        **roofline_fields(case, found.speed),
-        "usd_per_hour": price,
+    }
+
+
+def efficiency_of(case: PlanCase) -> Row | None:
+    """Shares of the peaks that a step is taken to reach, and what it takes besides."""
+    machine = case.machine
+    if machine is None:
+        return None
+    return {
+        "bandwidth": machine.read_efficiency,
+        "compute": machine.compute_efficiency,
+        "overhead_s": machine.overhead_s,
     }
 
 
@@ -247,14 +290,17 @@ def roofline_fields(case: PlanCase, found: Speed | None) -> Row:
     return dict(zip(names, values, strict=True))
 
 
-def speed_fields(found: Speed | None, replicas: int, price: float | None) -> Row:
-    """Speed and cost of all replicas."""
-    rate = None if found is None else found.output_tokens_per_s * replicas
+def speed_fields(found: Planned, price: float | None) -> Row:
+    """Speed and cost of all replicas: of the users asked for, or of as many as run."""
+    speed, case = found.speed, found.case
+    rate = None
+    if speed is not None:
+        rate = (case.users or speed.batch * case.replicas) / speed.tpot_s
     return {
-        "batch": None if found is None else found.batch,
-        "tpot_s": None if found is None else found.tpot_s,
+        "batch": speed and speed.batch,
+        "tpot_s": speed and speed.tpot_s,
         "output_tokens_per_s": rate,
-        "step_binds": None if found is None else found.binds,
+        "step_binds": speed and speed.binds,
         "usd_per_million_tokens": None if not rate or price is None else price / HOUR / rate * 1e6,
         "tokens_per_usd": None if not rate or not price else rate * HOUR / price,
     }

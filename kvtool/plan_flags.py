@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable
 
 from kvtool.plan import PlanCase, Planned, plan_row, planned
 from kvtool.run import Row
 
-KV_FLAGS = {"fp8": "fp8", "fp8_e5m2": "fp8_e5m2"}
+DTYPE_FLAGS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+"""vLLM's --dtype."""
+KV_FLAGS = {"fp8": "fp8", "fp8_e5m2": "fp8_e5m2", "bf16": "bfloat16"}
 """vLLM's --kv-cache-dtype for the dtypes that it has; others are the model's."""
 
 
@@ -30,9 +33,9 @@ def command_of(case: PlanCase) -> str | None:
 
 def _vllm(case: PlanCase) -> list[str]:
     """vllm serve, as its engine arguments of 0.32 are called (vllm/engine/arg_utils.py)."""
-    layout, echo = case.holder.layout, case.echo
-    words = ["vllm serve", shlex.quote(case.repository), f"--max-model-len {case.context}"]
-    words.append(f"--gpu-memory-utilization {echo['gpu_memory_utilization']:g}")
+    layout, echo, options = case.holder.layout, case.echo, case.holder.options
+    words = ["vllm serve", shlex.quote(case.repository), f"--max-model-len {case.max_model_len}"]
+    words.append(_share(case))
     for flag, ranks in (
         ("--tensor-parallel-size", layout.tp),
         ("--pipeline-parallel-size", layout.pp),
@@ -41,18 +44,39 @@ def _vllm(case: PlanCase) -> list[str]:
     ):
         words += [f"{flag} {ranks}"] if ranks > 1 else []
     words += ["--enable-expert-parallel"] if echo["expert_parallel"] else []
-    if layout.kv.name != layout.dtype.name and layout.kv.name in KV_FLAGS:
-        words.append(f"--kv-cache-dtype {KV_FLAGS[layout.kv.name]}")
+    words += _formats(case)
     if case.max_num_seqs is not None:
         words.append(f"--max-num-seqs {case.max_num_seqs}")
     words.append(f"--max-num-batched-tokens {echo['max_batched_tokens']}")
     if layout.block_size is not None:
         words.append(f"--block-size {layout.block_size}")
-    words.append(
-        "--enable-prefix-caching"
-        if case.holder.options.prefix_caching
-        else "--no-enable-prefix-caching"
-    )
+    caching = "--enable-prefix-caching" if options.prefix_caching else "--no-enable-prefix-caching"
+    words.append(caching)
+    words += ["--disable-hybrid-kv-cache-manager"] if options.hybrid is False else []
+    return words
+
+
+def _share(case: PlanCase) -> str:
+    """The memory it may use. What is reserved comes off the share, rounded down: vLLM has no flag for it."""
+    usable = case.memory.has.range.best
+    if case.memory.is_given:
+        return f"--kv-cache-memory-bytes {usable}"
+    share, whole = case.echo["gpu_memory_utilization"], case.echo["gpu_bytes"]
+    reserved = case.memory.of("reserve")
+    if reserved and whole:
+        share = math.floor(1000 * (share - reserved / whole)) / 1000
+    return f"--gpu-memory-utilization {share:g}"
+
+
+def _formats(case: PlanCase) -> list[str]:
+    """Dtypes that are not those of the checkpoint."""
+    layout = case.holder.layout
+    words = [f"--quantization {case.quantization}"] if case.quantization else []
+    if layout.dtype.name != layout.shape.dtype and layout.dtype.name in DTYPE_FLAGS:
+        words.append(f"--dtype {DTYPE_FLAGS[layout.dtype.name]}")
+    auto = layout.shape.kv_dtype or layout.dtype.name
+    if layout.kv.name != auto and layout.kv.name in KV_FLAGS:
+        words.append(f"--kv-cache-dtype {KV_FLAGS[layout.kv.name]}")
     return words
 
 

@@ -45,7 +45,12 @@ class PlanQuery:
     contexts: tuple[int, ...] = ()
     """Empty: 8k, or the model's maximum where that is less."""
     users: tuple[int | None, ...] = (None,)
+    context_basis: str | None = None
+    """What the context is, where it was not given."""
+    max_model_len: int | None = None
+    """The longest request that is served; None: the context."""
     max_num_seqs: int | None = None
+    """Of a replica; None: the engine's own, or the users if they are more."""
     max_batched_tokens: int | None = None
     """None: the engine's own, by GPU."""
     reserve: int = 0

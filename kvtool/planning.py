@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from kvtool import catalog
 from kvtool.cache import CacheLayout, check_parallel, stages
 from kvtool.capacity import Holder
-from kvtool.decode_speed import Loads, Machine
 from kvtool.dtypes import DTYPES, Dtype, parse_kv_dtype
 from kvtool.engine_memory import ModelSizes, Range, overhead, sizes_of, usable
 from kvtool.engine_memory.defaults import vllm_batch
@@ -20,12 +20,12 @@ from kvtool.engine_memory.usable import torch_total
 from kvtool.errors import KvtoolError, usage_error
 from kvtool.model.shape import ModelShape
 from kvtool.plan import MemoryPlan, PlanCase, fixed
+from kvtool.plan_loads import loads_of, machine_of, sharers_of
 from kvtool.plan_query import Gpus, PlanQuery
 from kvtool.size_row import Subject
 from kvtool.sizing import DEFAULT_CONTEXT, check_context, encoder_length, model_dtype
 from kvtool.units import format_bytes
 from kvtool.weights.counted import in_words, weights_of
-from kvtool.weights.parts import TEXT
 
 if TYPE_CHECKING:
     from kvtool.catalog import GpuPreset
@@ -49,6 +49,8 @@ class PlanModel:
     """Of the checkpoint itself, where its headers can be read."""
     repository: str = ""
     """What an engine is to load."""
+    quantization: str = ""
+    """How an engine is to quantise it as it loads."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -118,16 +120,29 @@ class Split:
     replicas: int
 
 
-def splits_of(query: PlanQuery) -> Iterator[Split]:
+def splits_of(query: PlanQuery, engine: str) -> Iterator[Split]:
     """Each way that is asked for; KvtoolError where GPUs are left over."""
     for gpus, pp, dp, tp in product(query.gpus, query.pps, query.dps, query.tps):
-        yield split_of(gpus, tp, pp, dp)
+        alone = 1 if engine in ONE_PROCESS else None
+        yield split_of(gpus, tp or alone, pp, dp)
+
+
+ONE_PROCESS = ("transformers",)
+"""Engines without ranks: more GPUs are replicas."""
+NODE = 8
+"""GPUs of a node: tensor parallelism, which exchanges in every layer, stays within one unless it is asked for."""
+
+
+def _ranks(count: int, *, whole: bool) -> int:
+    """All of so many GPUs, or the most of a node that divide them: the rest are replicas."""
+    most = count if whole else min(count, NODE)
+    return next((ranks for ranks in range(most, 0, -1) if count % ranks == 0), 1)
 
 
 def split_of(gpus: Gpus, tp: int | None, pp: int, dp: int | None) -> Split:
     """Ranks and replicas of so many GPUs."""
     count = gpus.count if gpus.count is not None else (tp or 1) * pp * (dp or 1)
-    ranks = tp or max(1, count // (pp * (dp or 1)))
+    ranks = tp or _ranks(count // (pp * (dp or 1)), whole=dp is not None)
     replicas = dp or max(1, count // (ranks * pp))
     if ranks * pp * replicas != count:
         raise usage_error(
@@ -141,8 +156,9 @@ def cases_of(model: PlanModel, query: PlanQuery, lost: list[KvtoolError]) -> Ite
     """A case for each combination; one that cannot be planned goes to `lost` and costs no other."""
     top = model.shape.max_context
     contexts = query.contexts or (min(DEFAULT_CONTEXT, top or DEFAULT_CONTEXT),)
-    for engine, split, kv, share, context, users in product(
-        query.engines, splits_of(query), query.kv_dtypes, query.utilizations, contexts, query.users
+    ways = [(engine, split) for engine in query.engines for split in splits_of(query, engine)]
+    for (engine, split), kv, share, context, users in product(
+        ways, query.kv_dtypes, query.utilizations, contexts, query.users
     ):
         try:
             check_context(model.shape, context, allow_long=query.allow_long)
@@ -195,38 +211,55 @@ def case_of(
         holder=holder,
         gpu=gpu,
         replicas=split.replicas,
-        memory=memory_of(model, query, holder, split, utilization),
+        memory=memory_of(model, query, holder, split, utilization, users),
         context=context,
         users=users,
-        max_num_seqs=query.max_num_seqs,
+        max_num_seqs=sequences_of(query, holder.engine, split, users),
+        max_model_len=query.max_model_len or context,
         loads=loads_of(model, query, holder, split),
         machine=machine_of(gpu, model.dtype, query),
         usd_per_hour=price,
         repository=model.repository,
+        quantization=model.quantization,
         echo={
             "gpu_memory_utilization": utilization,
             "max_batched_tokens": holder.options.max_batched_tokens,
             "expert_parallel": query.expert_parallel,
+            "context_basis": query.context_basis,
             "gpu_bytes": torch_total(gpu)[0].best if gpu.usable_bytes else None,
         },
     )
 
 
+def sequences_of(query: PlanQuery, engine: str, split: Split, users: int | None) -> int | None:
+    """Requests that a replica of the engine runs at a time: as told, else its default, raised to the users
+    that are asked for; None: it has no such limit."""
+    if query.max_num_seqs is not None:
+        return query.max_num_seqs
+    if engine != "vllm":
+        return None
+    return max(vllm_batch(split.gpu).sequences, math.ceil((users or 0) / split.replicas))
+
+
 def memory_of(
-    model: PlanModel, query: PlanQuery, holder: Holder, split: Split, utilization: float
-) -> MemoryPlan:
+    model: PlanModel, query: PlanQuery, holder: Holder, split: Split, utilization: float,
+    users: int | None = None,
+) -> MemoryPlan:  # fmt: skip
     """What a rank has and gives away before the cache."""
     if query.kv_memory is not None:
-        return MemoryPlan(has=fixed("usable", query.kv_memory, "--kv-memory"), gives=())
+        return MemoryPlan(
+            has=fixed("usable", query.kv_memory, "--kv-memory"), gives=(), is_given=True
+        )
     room, basis = usable(holder.engine, split.gpu, utilization)
-    gives: list[Line] = [weights_line(model, query, split)]
+    gives: list[Line] = [weights_line(model, query, split, holder.engine)]
     gives += overhead(
         holder.engine,
         model.sizes,
         tp=split.tp,
         pp=split.pp,
         max_batched_tokens=holder.options.max_batched_tokens,
-        max_num_seqs=query.max_num_seqs or vllm_batch(split.gpu).sequences,
+        max_num_seqs=sequences_of(query, holder.engine, split, users)
+        or vllm_batch(split.gpu).sequences,
         gpu=split.gpu,
         dtype_bytes=model.dtype.bits // 8,
         version=query.version,
@@ -241,7 +274,7 @@ def line(name: str, room: Range, basis: str) -> Line:
     return replace(fixed(name, 0, basis), range=room)
 
 
-def weights_line(model: PlanModel, query: PlanQuery, split: Split) -> Line:
+def weights_line(model: PlanModel, query: PlanQuery, split: Split, engine: str) -> Line:
     """Of the fullest rank: as given, an equal share; as counted, by how each part is cut."""
     ranks = split.tp * split.pp
     if query.weights is not None:
@@ -252,7 +285,8 @@ def weights_line(model: PlanModel, query: PlanQuery, split: Split) -> Line:
         return fixed(
             "weights", -(-model.exact.bytes // ranks), f"{model.exact.source}, an equal share"
         )
-    experts = split.tp * split.replicas if query.expert_parallel else 1
+    sharers = sharers_of(query, engine, split)
+    experts = split.tp * sharers if query.expert_parallel or sharers > 1 else 1
     count = _rank_bytes(model.stored, model.shape.num_modules, split.tp, split.pp, experts)
     if model.exact is None:
         return fixed("weights", count, model.stored.basis)
@@ -264,54 +298,3 @@ def weights_line(model: PlanModel, query: PlanQuery, split: Split) -> Line:
 def _rank_bytes(weights: Stored, modules: int, tp: int, pp: int, experts: int) -> int:
     """The sum over its parts, the same for every context and KV dtype."""
     return weights.rank_bytes(tp, stages(modules, pp), experts)
-
-
-def loads_of(model: PlanModel, query: PlanQuery, holder: Holder, split: Split) -> Loads | None:
-    """What a decode step reads and computes; None where no recipe says."""
-    if model.stored is None:
-        return None
-    spread = split.tp * split.replicas if query.expert_parallel else 1
-    dense, routed, experts, chosen, flops = _read(model.stored, split.tp, spread)
-    given = query.weights / model.stored.bytes if query.weights is not None else 1.0
-    return Loads(
-        dense_bytes=dense * given / split.pp,
-        expert_bytes=routed * given / split.pp,
-        experts=experts,
-        chosen=chosen,
-        token_flops=flops / split.tp / split.pp,
-        layout=holder.layout,
-    )
-
-
-@lru_cache(maxsize=1024)
-def _read(weights: Stored, tp: int, spread: int) -> tuple[float, float, int, int, float]:
-    """Bytes of all stages that a step reads on one of `tp` ranks, dense and of experts; how many experts
-    there are and are chosen; FLOPs of a token on all ranks."""
-    dense = routed = flops = 0.0
-    experts, chosen = 1, 1
-    for one in weights.parts:
-        part = one.part
-        if part.role not in TEXT or part.role == "embedding":
-            continue
-        held = float(one.rank_bits(tp, spread)) / 8
-        flops += 2.0 * part.active.matrices
-        if part.role == "experts":
-            routed, experts, chosen = routed + held, part.experts, part.chosen
-        else:
-            dense += held
-    return dense, routed, experts, chosen, flops
-
-
-def machine_of(gpu: GpuPreset, dtype: Dtype, query: PlanQuery) -> Machine | None:
-    """The peaks of one GPU in the model's dtype; None where no rate is known."""
-    rates = {"bf16": gpu.dense_bf16_tflops, "fp16": gpu.dense_fp16_tflops}
-    rate = rates.get(dtype.name)
-    if rate is None:
-        return None
-    machine = Machine(bandwidth=gpu.bandwidth_gb_s * 1e9, flops=rate * 1e12)
-    return replace(
-        machine,
-        read_efficiency=query.read_efficiency or machine.read_efficiency,
-        compute_efficiency=query.compute_efficiency or machine.compute_efficiency,
-        overhead_s=machine.overhead_s if query.overhead_s is None else query.overhead_s,
-    )

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvtool.beyond import disaggregation, offload, parallel_rows, prefill_on
 from kvtool.catalog import preset_ids
+from kvtool.cli.plan_words import LOOKED_FOR
 from kvtool.cli.simulate_disaggregated import link_bits
 from kvtool.errors import KvtoolError, usage_error
 from kvtool.plan import PlanCase
@@ -38,6 +39,12 @@ def check_extras(given: Mapping[str, Any]) -> None:
         kinds_of(given["disaggregate"])
         link_bits(given["link"])
     tiers_of(given["tiers"])
+    named = LOOKED_FOR.get(given["solve"])
+    if named is not None and given[named] is not None:
+        raise usage_error(
+            f"--solve {given['solve']} looks for it, and --{named.replace('_', '-')} gives it",
+            "leave out one",
+        )
     if given["calibrate"] is not None and given["efficiency"] is not None:
         raise usage_error("--calibrate and --efficiency say the same", "leave out one")
 
@@ -76,12 +83,24 @@ def _named_blocks(path: str) -> Prompts | None:
 
 
 def contexts_of(query: PlanQuery, requests: Requests, model: PlanModel) -> PlanQuery:
-    """With real lengths, a request is as long as 99 % of them are, unless a context is given."""
-    if requests.lengths is None or query.contexts:
+    """With real lengths, a request is as long as 99 % of them are, unless a context is given; the engine serves
+    the longest."""
+    if requests.lengths is None:
         return query
     top = model.shape.max_context if model.shape.max_context_stated else None
-    longest = requests.lengths.p99 if top is None else min(requests.lengths.p99, top)
-    return replace(query, contexts=(max(1, longest),))
+
+    def served(tokens: int) -> int:
+        return max(1, tokens if top is None else min(tokens, top))
+
+    longest = max(served(requests.lengths.longest), *query.contexts, 1)
+    if query.contexts:
+        return replace(query, max_model_len=longest)
+    return replace(
+        query,
+        contexts=(served(requests.lengths.p99),),
+        context_basis=f"p99 of {requests.name}",
+        max_model_len=longest,
+    )
 
 
 def extras(
@@ -166,7 +185,7 @@ def _tiers(
     layout = case.holder.layout
     prefill = None
     try:
-        prefill = prefill_on(model, query, case.gpu, layout.tp * layout.pp, layout.kv.name)
+        prefill = prefill_on(model, query, case.gpu, layout.tp, layout.kv.name)
     except KvtoolError as error:
         notes.append(f"whether loading beats computing is not known: {error.message}")
     rows = []

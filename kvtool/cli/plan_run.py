@@ -26,6 +26,8 @@ from kvtool.view.plan import view
 from kvtool.view.plan_words import refusal
 
 DOES_NOT_FIT = "does_not_fit"
+Wanted = tuple[PlanModel, PlanQuery, PlanCase]
+"""A case, and what it is of."""
 FEW = 4
 """Rows of which each is told what would make it fit, or what levers gain."""
 
@@ -48,7 +50,10 @@ def run_plan(given: dict[str, Any], query: PlanQuery, out: Output) -> None:
     )  # fmt: skip
     rows, notes, failed = found
     run = Run(
-        command="plan", params=given, rows=tuple(rows), notes=(*notes, *basis, *_prices(query))
+        command="plan",
+        params=given,
+        rows=tuple(rows),
+        notes=(*notes, *basis, *_speeds(rows), *_hidden(given, rows), *_prices(query)),
     )
     if rows and not any(row["fits"] for row in rows):
         failed = failed or KvtoolError(*refusal(rows), code=DOES_NOT_FIT)
@@ -84,22 +89,38 @@ def _grid(asked: Asked, out: Output) -> tuple[list[Row], list[str], KvtoolError 
     """All models' rows, spread over processes or a cluster, and kept in the file as they come."""
     from kvtool.sweep import swept
 
-    def cases(typed: str, lost: list[KvtoolError]) -> tuple[list[PlanCase], list[str]]:
+    def cases(typed: str, lost: list[KvtoolError]) -> tuple[list[Wanted], list[str]]:
         model, query, notes = _loaded(asked, typed)
-        return list(cases_of(model, query, lost)), _named(model, notes)
+        return [(model, query, case) for case in cases_of(model, query, lost)], _named(model, notes)
 
     found, notes, failed = each_model(asked.given["models"], cases)
     path = out.path if out.path is not None and out.path.suffix == ".jsonl" else None
     with out.progress("planning", total=len(found)) as advance:
         done = swept(
-            found, row_of, jobs=asked.given["jobs"], backend=asked.given["backend"], path=path, progress=advance
+            [case for _, _, case in found], row_of, jobs=asked.given["jobs"], backend=asked.given["backend"],
+            path=path, progress=advance,
         )  # fmt: skip
     if path is not None:  # it is written: by lines as they came, each with its key
         out.path = None
         notes.append(f"written to {path}: {len(done.rows):,} rows")
     if done.lost and not done.rows:
         raise done.lost[0]
-    return list(done.rows), notes + list(done.notes), failed or next(iter(done.lost), None)
+    rows = list(done.rows)
+    _tell_nearest(rows, found)
+    return rows, notes + list(done.notes), failed or next(iter(done.lost), None)
+
+
+def _tell_nearest(rows: list[Row], wanted: list[Wanted]) -> None:
+    """Where nothing fits, what would make the nearest miss fit, unless it is there."""
+    if not rows or any(row["fits"] for row in rows) or len(rows) != len(wanted):
+        return
+    at = min(range(len(rows)), key=lambda one: int(rows[one]["missing_bytes"]))
+    if "alternatives" not in rows[at]:
+        rows[at] = rows[at] | {"alternatives": _alternatives(*wanted[at])}
+
+
+def _alternatives(model: PlanModel, query: PlanQuery, case: PlanCase) -> list[Row]:
+    return [one.as_row() for one in alternatives(model, query, case)]
 
 
 def _loaded(asked: Asked, typed: str) -> tuple[PlanModel, PlanQuery, list[str]]:
@@ -130,11 +151,16 @@ def _rows(
         yield from _ranked(model, query)
         return
     cases = list(cases_of(model, query, lost))
+    rows = []
     for case in cases:
         row = row_of(case)
         if len(cases) <= FEW:
             row |= _advice(given, model, query, case, fits=row["fits"])
-        yield row | extras(given, model, query, case, asked.requests, notes)
+        rows.append(row | extras(given, model, query, case, asked.requests, notes))
+    _tell_nearest(rows, [(model, query, case) for case in cases])
+    if given["levers"] and not all("levers" in row for row in rows):
+        notes.append(f"--levers: of plans that fit, up to {FEW} at a time")
+    yield from rows
 
 
 def _advice(
@@ -142,7 +168,7 @@ def _advice(
 ) -> Row:
     """What would make it fit; if it does and is asked, what each change would gain."""
     if not fits:
-        return {"alternatives": [one.as_row() for one in alternatives(model, query, case)]}
+        return {"alternatives": _alternatives(model, query, case)}
     if not given["levers"]:
         return {}
     return {
@@ -160,10 +186,13 @@ def _solved(
         except KvtoolError as error:
             lost.append(error)
             continue
-        if found.error is not None:
-            lost.append(found.error)
         solved = {"what": what, "value": found.value, "flags": found.flags}
-        yield with_command(found.plan) | {"solved": solved}
+        row = with_command(found.plan) | {"solved": solved}
+        if found.error is not None:
+            row["alternatives"] = _alternatives(model, one, found.plan.case)
+            _, hint = refusal([row])
+            lost.append(KvtoolError(found.error.message, hint, code=found.error.code))
+        yield row
 
 
 def _ranked(model: PlanModel, query: PlanQuery) -> Iterator[Row]:
@@ -172,6 +201,29 @@ def _ranked(model: PlanModel, query: PlanQuery) -> Iterator[Row]:
         for users in query.users:
             for found in cheapest(model, query, context, users, by="tokens"):
                 yield with_command(found.plan)
+
+
+def _speeds(rows: list[Row]) -> list[str]:
+    """What times and prices leave out."""
+    timed = [row for row in rows if row["tpot_s"] is not None]
+    if not timed:
+        return []
+    said = "speeds and prices are of decoding alone, without prefills"
+    if any(row["tp"] * row["pp"] * row["dcp"] > 1 or row["expert_parallel"] for row in timed):
+        said += "; what ranks exchange takes no time in them"
+    return [said]
+
+
+def _hidden(given: dict[str, Any], rows: list[Row]) -> list[str]:
+    """What a table of several plans has no room for."""
+    asked = [
+        f"--{name}"
+        for name in ("levers", "ways", "workload", "trace", "disaggregate", "tiers")
+        if given[name]
+    ]
+    if len(rows) < 2 or not asked:
+        return []
+    return [f"of several plans, what {' and '.join(asked)} say is in the JSON (-o plan.json) alone"]
 
 
 def _prices(query: PlanQuery) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from kvtool.plan_query import UTILIZATION, PlanQuery, gpus_named
 from kvtool.planning import PlanModel
 from kvtool.size_row import VllmOptions
 from kvtool.units import parse_bytes, parse_count, parse_counts
+from kvtool.weights.counted import in_words
 
 MAX_BATCH, MAX_PARALLEL = 2**20, 2**16
 MOST_ROWS = 200_000
@@ -60,6 +62,10 @@ def query_of(given: Mapping[str, Any]) -> PlanQuery:
     )
 
 
+LOOKED_FOR = {"context": "context", "batch": "batch", "utilisation": "gpu_memory_utilization"}
+"""Options of which --solve takes the place."""
+
+
 def solved(typed: str | None) -> str | None:
     """What --solve looks for."""
     if typed is None:
@@ -104,7 +110,14 @@ def weights_in(name: str | None, model: PlanModel, query: PlanQuery) -> tuple[Pl
         )
     if why := why_not(model, query):
         raise usage_error(f"{model.subject.name}: --weights-dtype {name}: {why}", "leave it out")
-    return quantised(model, query, name)
+    smaller, query = quantised(model, query, name)
+    whole, fewer = (
+        in_words(model.subject.name, one.stored) for one in (model, smaller) if one.stored
+    )
+    notes = [fewer if text == whole else text for text in model.notes]
+    if name == "fp8":  # which vLLM does itself as it loads
+        return replace(smaller, quantization=name, notes=tuple(notes)), query
+    return replace(smaller, repository=f"<{model.repository} in {name}>", notes=tuple(notes)), query
 
 
 def _counts(text: str | None, name: str, high: int | None = None) -> tuple[int, ...]:

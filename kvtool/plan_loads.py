@@ -1,0 +1,81 @@
+"""What a decode step of a planned model reads and computes, and the peaks of the GPU that does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from kvtool.decode_speed import Loads, Machine
+from kvtool.weights.parts import TEXT
+
+if TYPE_CHECKING:
+    from kvtool.capacity import Holder
+    from kvtool.catalog import GpuPreset
+    from kvtool.dtypes import Dtype
+    from kvtool.plan_query import PlanQuery
+    from kvtool.planning import PlanModel, Split
+    from kvtool.weights.stored import Stored
+
+
+def sharers_of(query: PlanQuery, engine: str, split: Split) -> int:
+    """Replicas that hold the experts together: all if they are spread, and of vLLM's data parallelism, whose
+    expert layers are cut over tp × dp ranks either way (vLLM's docs, data_parallel_deployment)."""
+    return split.replicas if query.expert_parallel or engine == "vllm" else 1
+
+
+def loads_of(model: PlanModel, query: PlanQuery, holder: Holder, split: Split) -> Loads | None:
+    """What a decode step reads and computes; None where no recipe says."""
+    if model.stored is None:
+        return None
+    sharers = sharers_of(query, holder.engine, split)
+    spread = split.tp * sharers if query.expert_parallel or sharers > 1 else 1
+    dense, routed, experts, chosen, flops = _read(model.stored, split.tp, spread)
+    exact = None if model.exact is None else model.exact.bytes
+    whole = exact if query.weights is None else query.weights
+    given = whole / model.stored.bytes if whole is not None else 1.0
+    return Loads(
+        dense_bytes=dense * given / split.pp,
+        expert_bytes=routed * given / split.pp,
+        experts=experts,
+        chosen=chosen,
+        token_flops=flops / split.tp / split.pp,
+        holder=holder,
+        sharers=sharers,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _read(weights: Stored, tp: int, spread: int) -> tuple[float, float, int, int, float]:
+    """Bytes of all stages that a step reads on one of `tp` ranks, dense and of experts; how many experts
+    there are and are chosen; FLOPs of a token on all ranks."""
+    dense = routed = flops = 0.0
+    experts, chosen = 1, 1
+    for one in weights.parts:
+        part = one.part
+        if part.role not in TEXT or part.role == "embedding":
+            continue
+        held = float(one.rank_bits(tp, spread)) / 8
+        flops += 2.0 * part.active.matrices
+        if part.role == "experts":
+            routed, experts, chosen = routed + held, part.experts, part.chosen
+        else:
+            dense += held
+    return dense, routed, experts, chosen, flops
+
+
+def machine_of(gpu: GpuPreset, dtype: Dtype, query: PlanQuery) -> Machine | None:
+    """The peaks of one GPU in the model's dtype; of the other of the two of 16 bits where its own is not
+    published, which have one rate on all GPUs that have both. None for other dtypes."""
+    rates = {"bf16": gpu.dense_bf16_tflops, "fp16": gpu.dense_fp16_tflops}
+    if dtype.name not in rates:
+        return None
+    rate = rates[dtype.name] or max(filter(None, rates.values()), default=None)
+    flops = None if rate is None else rate * 1e12
+    machine = Machine(bandwidth=gpu.bandwidth_gb_s * 1e9, flops=flops)
+    return replace(
+        machine,
+        read_efficiency=query.read_efficiency or machine.read_efficiency,
+        compute_efficiency=query.compute_efficiency or machine.compute_efficiency,
+        overhead_s=machine.overhead_s if query.overhead_s is None else query.overhead_s,
+    )
