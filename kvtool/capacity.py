@@ -125,9 +125,14 @@ def max_context(holder: Holder, kv_bytes: int, users: int = 1) -> int:
 
 
 def holds(holder: Holder, context: int, kv_bytes: int, users: int) -> bool:
-    """Whether so many requests of this context fit; with blocks one is set aside."""
+    """Whether so many requests of this context fit."""
+    return least(holder, context, users) <= kv_bytes
+
+
+def least(holder: Holder, context: int, users: int) -> int:
+    """The least memory of a rank in which so many requests of a replica fit; of blocks one is set aside."""
     needs = needs_of(holder, context)
-    return users * needs.request_bytes <= kv_bytes - (needs.bytes_per_block or 0)
+    return users * needs.request_bytes + (needs.bytes_per_block or 0)
 
 
 def longest(fits: Callable[[int], bool], limit: int) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from kvtool.capacity import least
 from kvtool.engine_memory.defaults import vllm_batch
 from kvtool.errors import KvtoolError
 from kvtool.plan import MemoryPlan, PlanCase, Planned, planned
@@ -106,24 +107,6 @@ def splits(
                 yield Split(gpu=gpu, tp=tp, pp=pp, replicas=rest // pp)
 
 
-def needed(holder: Holder, context: int, users: int) -> int:
-    """The least memory of a rank in which so many requests of a replica fit."""
-    row = holder.row(context)
-    request = row.get("one_request_bytes") or row["per_gpu_bytes"]
-    if request is None:
-        raise KvtoolError(
-            f"{holder.subject.name}: vLLM does not start: {row['reason']}",
-            "no memory helps: it refuses this mix of layers with these options",
-            code="does_not_fit",
-        )
-    block = row.get("bytes_per_block")
-    if not block:
-        return int(users * request)
-    each = row["blocks_per_request"]
-    # vLLM sets one block aside before it asks whether one request fits.
-    return int(max(math.ceil(users * each), math.ceil(each) + 1) * block)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitting:
     """A model and the first of everything that is asked, but for the GPUs."""
@@ -194,7 +177,7 @@ class Fitting:
         tokens = self.query.max_batched_tokens or vllm_batch(split.gpu).tokens
         key = split.tp, split.pp, tokens, each
         if key not in self._needs:
-            self._needs[key] = needed(holder, self.context, each)
+            self._needs[key] = least(holder, self.context, each)
         return self._needs[key]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from kvtool.capacity import LONGEST, Capacity, Holder, capacity, max_context
+from kvtool.capacity import LONGEST, Capacity, Holder, capacity, least, max_context
 from kvtool.decode_speed import (
     Loads,
     Machine,
@@ -114,14 +114,13 @@ def planned(case: PlanCase, *, look_for_context: bool = True) -> Planned:
     budget = case.memory.left.best
     holds = capacity(case.holder, case.context, budget)
     each = each_of(case)
-    aside = holds.bytes_per_block or 0  # vLLM's null block
     held = holds.whole_requests >= each
     return Planned(
         case=case,
         holds=holds,
         fits=held and each <= (case.max_num_seqs or each),
         binds=_binds(case, holds, each),
-        missing_bytes=0 if held else max(1, each * holds.request_bytes + aside - budget),
+        missing_bytes=0 if held else max(1, least(case.holder, case.context, each) - budget),
         longest=_longest(case, budget, each) if look_for_context and budget > 0 else None,
         speed=_speed(case, holds, each),
     )

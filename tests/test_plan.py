@@ -129,7 +129,8 @@ def test_a_shortfall_holds_nothing_and_is_no_negative_count() -> None:
     assert row["kv_budget_bytes"]["best"] < 0
     assert (row["num_blocks"], row["kv_tokens"], row["max_concurrency"]) == (0, 0, 0)
     assert (row["fits"], row["binds"], row["max_context"]) == (False, "weights", None)
-    assert row["missing_bytes"] == row["request_bytes"] - row["kv_budget_bytes"]["best"]
+    request, block = row["request_bytes"], row["bytes_per_block"]  # the null block
+    assert row["missing_bytes"] == request + block - row["kv_budget_bytes"]["best"]
     assert row["tpot_s"] is None
 
 

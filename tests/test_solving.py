@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from planned_models import asked, model
 
 from kvtool.errors import KvtoolError
-from kvtool.fitting import count_of, fitting, needed, on, plan_first, splits
+from kvtool.capacity import least
+from kvtool.fitting import count_of, fitting, on, plan_first, splits
 from kvtool.plan_query import PlanQuery, gpus_named
 from kvtool.planning import Split
 from kvtool.solving import KV_LADDER, SOLVERS, Solved, queries_of, solve
@@ -256,10 +257,10 @@ def test_the_quick_question_has_the_plans_answer(
     case = quick.case(split)
     assert case == plan.case
     each = 1 if case.users is None else -(-case.users // dp)
-    least = needed(case.holder, case.context, each)
-    exact = replace(query, kv_memory=least)
+    room = least(case.holder, case.context, each)
+    exact = replace(query, kv_memory=room)
     assert plan_first(named, on(exact, split)).fits
-    assert not plan_first(named, on(replace(query, kv_memory=least - 1), split)).fits
+    assert not plan_first(named, on(replace(query, kv_memory=room - 1), split)).fits
 
 
 def test_ways_to_share_out_gpus() -> None:
