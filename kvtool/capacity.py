@@ -118,9 +118,13 @@ def capacity(holder: Holder, context: int, kv_bytes: int) -> Capacity:
     )
 
 
-def max_context(holder: Holder, kv_bytes: int, users: int = 1) -> int:
-    """The longest context of which so many requests fit together; 0 if not even one token does."""
-    top = holder.layout.shape.max_context or LONGEST
+def max_context(holder: Holder, kv_bytes: int, users: int = 1, *, allow_long: bool = False) -> int:
+    """The longest context of which so many requests fit together, up to the maximum that the model states; 0
+    if not even one token does."""
+    shape = holder.layout.shape
+    top = LONGEST
+    if shape.max_context and shape.max_context_stated and not allow_long:
+        top = shape.max_context
     return longest(lambda tokens: holds(holder, tokens, kv_bytes, users), top)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from kvtool import catalog
 from kvtool.calibrate import alike, device_of, is_named, run_of
 from kvtool.errors import KvtoolError
+from kvtool.run import SCHEMA
 
 if TYPE_CHECKING:
     from kvtool.catalog import GpuPreset
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 APART = 1.5
 """The largest step reads so many times the smallest, or one constant is not told from the other."""
+
+UNTOLD = "nothing besides, which so few different steps do not tell"
+MOST = 1e18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +40,14 @@ class Shares:
 def measured_shares(path: str) -> Shares:
     """KvtoolError `not_calibrated` if the run is of no GPU that is known, or says nothing of bytes."""
     run, measured = run_of(path)
-    rows = [row for row in alike(measured) if row.get("step_bytes")]
+    if run.get("command") != "bench decode" or run.get("schema") != SCHEMA:
+        raise _refused(f"{path}: it is no run of this kvtool's bench decode")
+    rows = [row for row in alike(measured) if _is_amount(row.get("step_bytes"))]
     if not rows:
         raise _refused(f"{path}: none of its rows says what a step of dense attention reads")
     gpu, name = _gpu(run, rows[0], path)
     points = [(float(row["step_bytes"]), float(row["tpot_s_p50"])) for row in rows]
-    overhead, rate = _fitted(points)
+    overhead, rate, apart = _fitted(points)
     read = rate / (gpu.bandwidth_gb_s * 1e9)
     if not 0.01 <= read <= 1:
         raise _refused(
@@ -54,7 +60,7 @@ def measured_shares(path: str) -> Shares:
         compute=compute,
         overhead_s=overhead,
         basis=f"measured on {name}, as {Path(path).name} has it: {read:.2f} of the peak bandwidth{said}, and "
-        f"{1e3 * overhead:.3g} ms a step besides; taken to hold for every model and GPU",
+        f"{f'{1e3 * overhead:.3g} ms a step besides' if apart else UNTOLD}; taken to hold for every model and GPU",
     )
 
 
@@ -71,8 +77,9 @@ def _gpu(run: Row, row: Row, path: str) -> tuple[GpuPreset, str]:
     return max(closest or found, key=lambda one: one.bandwidth_gb_s), str(name)
 
 
-def _fitted(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Seconds of a step besides, and bytes a second: least squares relative to each time."""
+def _fitted(points: Sequence[tuple[float, float]]) -> tuple[float, float, bool]:
+    """Seconds of a step besides, and bytes a second: least squares relative to each time; whether the two could be
+    told apart."""
     import numpy as np
 
     count, seconds = np.array(points).T
@@ -80,8 +87,8 @@ def _fitted(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
         terms = np.stack([1 / seconds, count / seconds], axis=1)
         base, each = np.linalg.lstsq(terms, np.ones(len(seconds)), rcond=None)[0]
         if base >= 0 and each > 0:
-            return float(base), float(1 / each)
-    return 0.0, float(np.median(count / seconds))
+            return float(base), float(1 / each), True
+    return 0.0, float(np.median(count / seconds)), False
 
 
 def _compute(rows: Sequence[Row], gpu: GpuPreset) -> float | None:
@@ -91,10 +98,15 @@ def _compute(rows: Sequence[Row], gpu: GpuPreset) -> float | None:
     reached = [
         row["mfu_prefill"] * row["matmul_peak_flops"]
         for row in rows
-        if row.get("mfu_prefill") and row.get("matmul_peak_flops")
+        if _is_amount(row.get("mfu_prefill")) and _is_amount(row.get("matmul_peak_flops"))
     ]
     share = max(reached, default=0.0) / (peak * 1e12) if peak else 0.0
     return share if 0.01 <= share <= 1 else None
+
+
+def _is_amount(value: object) -> bool:
+    """Bytes, FLOPs a second or a share that a run may have."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < MOST
 
 
 def _refused(message: str) -> KvtoolError:

@@ -128,13 +128,14 @@ def planned(case: PlanCase, *, look_for_context: bool = True) -> Planned:
 
 def _longest(case: PlanCase, budget: int, each: int) -> int | None:
     """None: memory ends no context, and the model states no maximum."""
-    found = max_context(case.holder, budget, each)
+    long = case.context > (case.holder.layout.shape.max_context or case.context)  # --allow-long
+    found = max_context(case.holder, budget, each, allow_long=long)
     return None if found == LONGEST else found
 
 
 def _binds(case: PlanCase, holds: Capacity, each: int) -> str:
     memory = case.memory
-    if memory.has.range.best <= memory.of("weights"):
+    if memory.has.range.best <= memory.of("weights") and not memory.is_given:
         return "weights"
     if memory.left.best <= 0:
         return "overhead"

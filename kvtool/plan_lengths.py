@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kvtool import catalog
-from kvtool.capacity import Holder, capacity
+from kvtool.capacity import LONGEST, Holder, capacity
 from kvtool.errors import KvtoolError, usage_error
 from kvtool.lengths import parse_lengths
 from kvtool.requests import Requests
@@ -277,6 +277,11 @@ def running_costs(holder: Holder, lengths: Lengths) -> Floats:
     """The same on average over the steps of each: the first holds its prompt, each later one a token more."""
     import numpy as np
 
+    if lengths.longest > LONGEST:
+        raise usage_error(
+            f"the longest request has {lengths.longest:,} tokens: lengths are looked at up to {LONGEST:,}",
+            "leave such requests out",
+        )
     step = tokens_a_step(any_length(holder))
     each = request_costs(holder, step * np.arange(1, lengths.longest // step + 2))
     before = np.concatenate([[0.0], step * np.cumsum(each)])

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvtool import catalog
+from kvtool.errors import usage_error
 from kvtool.size_row import VllmOptions
 
 if TYPE_CHECKING:
@@ -74,13 +75,16 @@ class PlanQuery:
 
 def gpus_named(text: str) -> tuple[Gpus, ...]:
     """`h100:8,a100-80gb`; `all` is one of each GPU whose memory is known."""
-    from kvtool.units import parse_count
+    from kvtool.units import MAX_LIST, parse_count
 
     if text.strip().lower() == "all":
         known = (one for one in catalog.gpu_presets() if one.usable_bytes)
         return tuple(Gpus(preset=one, count=None) for one in known)
+    parts = text.split(",")
+    if len(parts) > MAX_LIST:
+        raise usage_error(f"--gpu: more than {MAX_LIST:,} values", "give a shorter list")
     found = []
-    for part in text.split(","):
+    for part in parts:
         name, colon, number = part.strip().partition(":")
         count = parse_count(number, name="--gpu", high=2**16) if colon else None
         found.append(Gpus(preset=catalog.gpu_preset(name), count=count))

@@ -72,8 +72,13 @@ def model_for(
         if query.weights is None and query.kv_memory is None and exact is None:
             raise
     counted = "" if query.weights is not None or found is None else in_words(loaded.name, found)
+    if exact is not None and found is not None and exact.bytes < LEAST * found.bytes:
+        why = f"{exact.source} have {format_bytes(exact.bytes)}, which is not the whole model"
+        exact = None
     if exact is not None:
         counted = f"its weights are {format_bytes(exact.bytes)}, as {exact.source} say"
+        if found is not None and abs(exact.bytes / found.bytes - 1) > 1 - LEAST_LIKE:
+            counted += f"; by its config they would be {format_bytes(found.bytes)}"
     said = (*loaded.notes, note, *shape.notes, why, counted)
     return PlanModel(
         subject=Subject(name=loaded.name, source=loaded.source, shape=shape),
@@ -120,13 +125,18 @@ class Split:
     replicas: int
 
 
-def splits_of(query: PlanQuery, engine: str) -> Iterator[Split]:
-    """Each way that is asked for; KvtoolError where GPUs are left over."""
+def splits_of(query: PlanQuery, engine: str, lost: list[KvtoolError]) -> Iterator[Split]:
+    """Each way that is asked for; one where GPUs are left over goes to `lost`."""
     for gpus, pp, dp, tp in product(query.gpus, query.pps, query.dps, query.tps):
         alone = 1 if engine in ONE_PROCESS else None
-        yield split_of(gpus, tp or alone, pp, dp)
+        try:
+            yield split_of(gpus, tp or alone, pp, dp)
+        except KvtoolError as error:
+            lost.append(error)
 
 
+LEAST, LEAST_LIKE = 0.5, 0.9
+"""Of the counted bytes: headers of fewer are of a part of the model; of fewer than the second, it is said."""
 ONE_PROCESS = ("transformers",)
 """Engines without ranks: more GPUs are replicas."""
 NODE = 8
@@ -156,7 +166,7 @@ def cases_of(model: PlanModel, query: PlanQuery, lost: list[KvtoolError]) -> Ite
     """A case for each combination; one that cannot be planned goes to `lost` and costs no other."""
     top = model.shape.max_context
     contexts = query.contexts or (min(DEFAULT_CONTEXT, top or DEFAULT_CONTEXT),)
-    ways = [(engine, split) for engine in query.engines for split in splits_of(query, engine)]
+    ways = [(engine, split) for engine in query.engines for split in splits_of(query, engine, lost)]
     for (engine, split), kv, share, context, users in product(
         ways, query.kv_dtypes, query.utilizations, contexts, query.users
     ):

@@ -42,6 +42,7 @@ def swept(
     backend: str | None = None,
     path: Path | None = None,
     key: Callable[[C], str] | None = None,
+    whole: Callable[[Row], bool] = bool,
     progress: Callable[[float], None] = lambda steps: None,
 ) -> Swept:
     """Each case's row. With a path, rows that are there under their key are not computed again.
@@ -49,10 +50,10 @@ def swept(
     `jobs` None: as many as there are CPUs, where that saves time. `backend`: an existing cluster, `dask` or
     `ray`. `work` is a function of a module and cases are plain data, which can be sent. `progress` is told of
     cases as they are done. Ctrl-C ends the workers, and is the KvtoolError `interrupted`; what is in the
-    file stays there.
+    file stays there. A row in the file that is not `whole` is computed anew.
     """
     keys = [PREFIX + (key or key_of)(case) for case in cases]
-    with sweep_file(path) as file:
+    with sweep_file(path, whole) as file:
         wanted = {
             one: number for number, one in reversed(list(enumerate(keys)))
         }  # the first of equals
@@ -64,8 +65,8 @@ def swept(
             outcomes(work, sent, jobs=jobs, backend=backend), keys, file, progress
         )
         notes = (*file.notes, *_also(path, file, set(keys), reused, len(cases)))
-    there = [one for one in keys if one in file.rows]
-    file.finish(there)
+        there = [one for one in keys if one in file.rows]
+        file.finish(there)  # while it is locked
     return Swept(
         rows=tuple(file.rows[one] for one in there),
         lost=tuple(failed[one] for one in keys if one in failed),
@@ -118,7 +119,7 @@ def _also(
         return
     others = sum(one not in keys for one in file.rows)
     if others:
-        yield f"{path.name}: {others:,} rows of other models or options are left out"
+        yield f"{path.name}: {others:,} rows of other models or options stay in it, at its end"
     if reused:
         yield f"{path.name}: {reused:,} of {of:,} rows were there"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from kvtool.run import SCHEMA, Row, spell_controls
 KEY = "sweep_key"
 """The field of a line that is no field of a row: `schema/version/hash`."""
 PREFIX = f"{SCHEMA}/{__version__}/"
+LONGEST_LINE = 1 << 24
 _START = f'{{"{KEY}": "'.encode()
 
 
@@ -50,9 +51,11 @@ class SweepFile:
                 raise write_error(error, str(self.path)) from error
 
     def finish(self, keys: Iterable[str]) -> None:
-        """The rows of these keys in this order, and no others: a file beside it, then a rename."""
+        """The rows of these keys in this order, then what else was there: a file beside it, then a rename."""
         if self.path is not None:
-            write_file(self.path, (self.lines[key] for key in keys))
+            first = dict.fromkeys(keys)
+            others = (key for key in self.lines if key not in first)
+            write_file(self.path, (self.lines[key] for key in (*first, *others)))
 
 
 def line(key: str, row: Row) -> bytes:
@@ -62,8 +65,9 @@ def line(key: str, row: Row) -> bytes:
 
 
 @contextmanager
-def sweep_file(path: Path | None) -> Iterator[SweepFile]:
-    """Read what is there and open it for more; KvtoolError if it is no sweep's, or another run's."""
+def sweep_file(path: Path | None, whole: Callable[[Row], bool] = bool) -> Iterator[SweepFile]:
+    """Read what is there and open it for more; KvtoolError if it is no sweep's, or another run's. Rows that are
+    not `whole` are left out: a file may have been in other hands."""
     if path is None:
         yield SweepFile(None)
         return
@@ -75,7 +79,7 @@ def sweep_file(path: Path | None) -> Iterator[SweepFile]:
     with stream:
         _lock(stream, path)
         found = SweepFile(path, stream=stream)
-        _read(found, stream, path)
+        _read(found, stream, path, whole)
         yield found
 
 
@@ -94,19 +98,28 @@ def _lock(stream: IO[bytes], path: Path) -> None:
             return
 
 
-def _read(found: SweepFile, stream: IO[bytes], path: Path) -> None:
+def _read(found: SweepFile, stream: IO[bytes], path: Path, accepted: Callable[[Row], bool]) -> None:
     stream.seek(0)
     others: Counter[str] = Counter()
     whole = unread = 0
     torn = b""
-    for text in stream:
+    for text in iter(lambda: stream.readline(LONGEST_LINE), b""):
+        if len(text) == LONGEST_LINE:
+            raise usage_error(
+                f"{path}: it has a line of more than {LONGEST_LINE:,} bytes, which no sweep writes",
+                "name another file, or delete this one",
+            )
         if not text.endswith(b"\n"):
             torn = text
             break
         whole += len(text)
         row = _parsed(text)
         key = row.pop(KEY, None) if row is not None else None
-        if row is None or not isinstance(key, str):
+        if (
+            row is None
+            or not isinstance(key, str)
+            or (key.startswith(PREFIX) and not accepted(row))
+        ):
             unread += 1
         elif key.startswith(PREFIX):
             found.rows[key], found.lines[key] = row, text
@@ -127,9 +140,13 @@ def _is_start(text: bytes) -> bool:
     return bool(text) and (text.startswith(_START) or _START.startswith(text))
 
 
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number of JSON's")
+
+
 def _parsed(text: bytes) -> dict[str, Any] | None:
     try:
-        row = json.loads(text)
+        row = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None

@@ -93,18 +93,28 @@ def _sent(
     joblib = _joblib()
     from joblib.parallel import get_active_backend
 
+    here = get_active_backend()[0].__class__.__name__ == "LokyBackend"
+    deaf = {"initializer": _ignore_interrupts} if here else {}
+
     workers = joblib.effective_n_jobs(jobs)
     size = max(1, min(MOST_CHUNK, int(CHUNK_S / max(each, 1e-6)), -(-len(cases) // (4 * workers))))
     chunks = [cases[start : start + size] for start in range(0, len(cases), size)]
     streams = get_active_backend()[0].supports_return_generator
     parallel = joblib.Parallel(
-        n_jobs=jobs, batch_size=1, return_as="generator_unordered" if streams else "list"
+        n_jobs=jobs, batch_size=1, return_as="generator_unordered" if streams else "list", **deaf
     )
     # A backend that returns lists alone (ray's) is given a few chunks at a time.
     at_once = len(chunks) if streams else 4 * workers
     for start in range(0, len(chunks), at_once):
         tasks = (joblib.delayed(some)(work, one) for one in chunks[start : start + at_once])
         yield from _received(parallel, tasks)
+
+
+def _ignore_interrupts() -> None:
+    """Ctrl-C reaches all processes of a terminal: the one that asked ends the others."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _received(parallel: Any, tasks: Iterator[Any]) -> Iterator[list[Done]]:

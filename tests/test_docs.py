@@ -96,7 +96,15 @@ def test_the_readme_names_every_engine() -> None:
     assert {name for name in ENGINES if f"`{name}`" not in README} == set()
 
 
-OBJECTS = ("lengths", "sharing", "solved", "disaggregation", "kv_budget_bytes", "whole_requests", "efficiency")
+OBJECTS = (
+    "lengths",
+    "sharing",
+    "solved",
+    "disaggregation",
+    "kv_budget_bytes",
+    "whole_requests",
+    "efficiency",
+)
 """Of a plan: objects whose fields are described."""
 
 

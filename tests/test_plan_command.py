@@ -97,7 +97,7 @@ def test_tiers_below_the_gpu(kvtool: Kvtool) -> None:
         (("--disaggregate", "h100:2", "--link", "400Gb"), "is no kind of its own"),
         (("--link", "400Gb"), "--link is of --disaggregate"),
         (("--tiers", "cpu=64GiB"), "is no tier"),
-        (("--tiers", "cpu=64GiB@0GB/s"), "holds or moves nothing"),
+        (("--tiers", "cpu=64GiB@0GB/s"), "slower than 1 kB/s"),
         (("--trace", "none.jsonl"), "none.jsonl"),
     ],
 )

@@ -11,8 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from planned_models import asked, model
 
-from kvtool.errors import KvtoolError
 from kvtool.capacity import least
+from kvtool.errors import KvtoolError
 from kvtool.fitting import count_of, fitting, on, plan_first, splits
 from kvtool.plan_query import PlanQuery, gpus_named
 from kvtool.planning import Split

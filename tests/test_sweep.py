@@ -184,15 +184,28 @@ def test_a_file_of_one_cut_line_is_a_sweeps(tmp_path: Path, kept: int) -> None:
     assert path.read_bytes() == finished
 
 
-def test_a_grid_can_grow_and_rows_of_others_go(tmp_path: Path) -> None:
+def test_a_grid_can_grow_and_rows_of_others_stay(tmp_path: Path) -> None:
     path, tally = tmp_path / "grid.jsonl", tmp_path / "tally"
     swept(numbers(30, tally), doubled, key=by_number, path=path)
     tally.unlink()
     found = swept(numbers(40, tally)[10:], doubled, key=by_number, path=path)
     assert tally.stat().st_size == 10
     assert [row["n"] for row in found.rows] == list(range(10, 40))
-    assert "grid.jsonl: 10 rows of other models or options are left out" in found.notes
-    assert len(path.read_bytes().splitlines()) == 30
+    assert "grid.jsonl: 10 rows of other models or options stay in it, at its end" in found.notes
+    assert len(path.read_bytes().splitlines()) == 40
+    again = swept(numbers(10, tally), doubled, key=by_number, path=path)
+    assert (again.reused, tally.stat().st_size) == (10, 10)
+
+
+def test_a_row_that_is_not_whole_is_computed_again(tmp_path: Path) -> None:
+    path = tmp_path / "grid.jsonl"
+    swept(numbers(3), doubled, path=path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    nan = lines[1].replace(b'"double": 2', b'"double": NaN')
+    path.write_bytes(lines[0].replace(b'"double"', b'"halved"') + nan + lines[2])
+    found = swept(numbers(3), doubled, path=path, whole=lambda row: "double" in row)
+    assert found.reused == 1
+    assert path.read_bytes() == b"".join(lines)
 
 
 def test_equal_cases_are_computed_once_and_have_a_row_each(tmp_path: Path) -> None:

@@ -48,10 +48,10 @@ def plan(
     batch: p.UsersOpt = None,
     max_num_seqs: p.MaxSeqsOpt = None,
     workload: p.WorkloadOpt = None,
-    num_requests: p.NumRequestsOpt = "10000",
+    num_requests: p.NumRequestsOpt = None,
     trace: p.TraceOpt = None,
-    prompt_tokens: p.PromptOpt = "2k",
-    output_tokens: p.OutputTokensOpt = "256",
+    prompt_tokens: p.PromptOpt = None,
+    output_tokens: p.OutputTokensOpt = None,
     encoder_tokens: o.EncoderOpt = None,
     solve: p.SolveOpt = None,
     kv_dtype: p.KvDtypeOpt = "auto",
@@ -59,7 +59,7 @@ def plan(
     revision: o.RevisionOpt = None,
     allow_long: o.AllowLongOpt = False,
     engine: p.EngineOpt = "ideal",
-    engine_version: p.VersionOpt = "0.32",
+    engine_version: p.VersionOpt = None,
     weights: p.WeightsOpt = None,
     weights_dtype: p.WeightsDtypeOpt = None,
     gpu_memory_utilization: p.UtilizationOpt = None,
@@ -87,7 +87,7 @@ def plan(
     """What fits, how many users, how long a context, how fast, at what cost?"""
     given: dict[str, Any] = {k: v for k, v in locals().items() if k not in _NOT_ASKED}
     out = output_from(format, json, output, quiet, verbose)
-    from kvtool.cli.plan_extras import check_extras
+    from kvtool.cli.plan_checks import check
     from kvtool.cli.plan_run import run_plan
     from kvtool.cli.plan_words import query_of, solved
     from kvtool.output import check_not_read
@@ -95,7 +95,7 @@ def plan(
     check_not_read(output, [*(models or []), *filter(None, (trace, calibrate))])
     query = query_of(given)
     given["solve"] = solved(given["solve"])
-    check_extras(given)
+    check(given, query)
     try:
         run_plan(given, query, out)
     except KvtoolError as error:

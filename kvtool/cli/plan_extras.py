@@ -9,9 +9,9 @@ from typing import Any
 
 from kvtool.beyond import disaggregation, offload, parallel_rows, prefill_on
 from kvtool.catalog import preset_ids
-from kvtool.cli.plan_words import LOOKED_FOR
 from kvtool.cli.simulate_disaggregated import link_bits
 from kvtool.errors import KvtoolError, usage_error
+from kvtool.fitting import alone
 from kvtool.plan import PlanCase
 from kvtool.plan_lengths import Lengths, concurrency_of, length_fields, lengths_of, made_requests
 from kvtool.plan_query import Gpus, PlanQuery, gpus_named
@@ -23,30 +23,9 @@ from kvtool.sharing import sharing_of
 from kvtool.trace import read_trace
 from kvtool.units import parse_bytes, parse_count
 
+MOST_REQUESTS = 10**7
 KINDS = "--disaggregate prefill=h100:1,decode=h200:1"
 TIERS = "--tiers cpu=64GiB@25GB/s,disk=1TiB@6GB/s"
-
-
-def check_extras(given: Mapping[str, Any]) -> None:
-    """Refuse words that contradict each other before a model is read."""
-    if given["workload"] is not None and given["trace"] is not None:
-        raise usage_error("--workload and --trace are two sets of requests", "leave out one")
-    if given["disaggregate"] is not None and given["link"] is None:
-        raise usage_error("--disaggregate sends caches over a link", "add --link 400Gb")
-    if given["link"] is not None and given["disaggregate"] is None:
-        raise usage_error("--link is of --disaggregate", f"add {KINDS}, or leave it out")
-    if given["disaggregate"] is not None:
-        kinds_of(given["disaggregate"])
-        link_bits(given["link"])
-    tiers_of(given["tiers"])
-    named = LOOKED_FOR.get(given["solve"])
-    if named is not None and given[named] is not None:
-        raise usage_error(
-            f"--solve {given['solve']} looks for it, and --{named.replace('_', '-')} gives it",
-            "leave out one",
-        )
-    if given["calibrate"] is not None and given["efficiency"] is not None:
-        raise usage_error("--calibrate and --efficiency say the same", "leave out one")
 
 
 class Requests:
@@ -64,7 +43,10 @@ class Requests:
             self.prompts = _named_blocks(given["trace"])
 
     def _make(self, given: Mapping[str, Any]) -> None:
-        name, count = given["workload"], parse_count(given["num_requests"], name="--num-requests")
+        name, count = (
+            given["workload"],
+            parse_count(given["num_requests"] or "10k", name="--num-requests", high=MOST_REQUESTS),
+        )
         if name in preset_ids("prefixes") and name not in preset_ids("workloads"):
             workload = replace(sharing_of(name, seed=given["seed"]), num_requests=count)
             self.prompts = made(workload)
@@ -112,7 +94,7 @@ def extras(
     if requests.lengths is not None:
         row |= _of_lengths(case, requests, notes)
     if given["ways"]:
-        ways = parallel_rows(model, query, case.gpu, case.gpus)
+        ways = parallel_rows(model, alone(query, case), case.gpu, case.gpus)
         notes += ways.notes
         row["ways"] = list(ways.rows)
         row["refused_ways"] = [
@@ -120,12 +102,17 @@ def extras(
         ]
     if given["disaggregate"] is not None:
         first, second = kinds_of(given["disaggregate"])
-        prompt = parse_count(given["prompt_tokens"], name="--prompt-tokens")
-        output = parse_count(given["output_tokens"], name="--output-tokens")
+        prompt = parse_count(given["prompt_tokens"] or "2k", name="--prompt-tokens")
+        output = parse_count(given["output_tokens"] or "256", name="--output-tokens")
         bits = float(link_bits(given["link"]))
-        found = asdict(disaggregation(model, query, first, second, bits, prompt, output))
-        notes += found.pop("notes")
-        row["disaggregation"] = found
+        asked = replace(alone(query, case), tps=query.tps[:1], pps=query.pps[:1], dps=(None,))
+        try:
+            found = asdict(disaggregation(model, asked, first, second, bits, prompt, output))
+            notes += found.pop("notes")
+            row["disaggregation"] = found
+        except KvtoolError as error:  # the plan stands without it
+            notes.append(f"--disaggregate: {error.message}")
+            row["disaggregation"] = None
     if given["tiers"] is not None:
         row["tiers"] = _tiers(given, model, query, case, notes)
     return row
@@ -155,7 +142,10 @@ def kinds_of(text: str) -> tuple[Gpus, Gpus]:
             raise usage_error(
                 f"--disaggregate: '{part[:40]}' is no kind of its own", f"write {KINDS}"
             )
-        (found[match[1]],) = gpus_named(match[2])
+        kind = gpus_named(match[2])
+        if len(kind) != 1:
+            raise usage_error("--disaggregate takes one preset for each kind", f"write {KINDS}")
+        found[match[1]] = kind[0]
     if len(found) < 2:
         raise usage_error("--disaggregate names prefill and decode", f"write {KINDS}")
     return found["prefill"], found["decode"]
@@ -168,12 +158,13 @@ def tiers_of(text: str | None) -> dict[str, tuple[int, float]]:
         match = re.fullmatch(r"(cpu|disk)=([^@]+)@(.+)/s", word.strip())
         if match is None or match[1] in found:
             raise usage_error(f"--tiers: '{word.strip()[:40]}' is no tier", f"write {TIERS}")
-        size, rate = (parse_bytes(match[place], name="--tiers") for place in (2, 3))
-        if not size or not rate:
+        size = parse_bytes(match[2], name="--tiers")
+        rate = link_bits(f"{match[3]}/s", name="--tiers") / 8
+        if not size:
             raise usage_error(
                 f"--tiers: '{word.strip()[:40]}' holds or moves nothing", f"write {TIERS}"
             )
-        found[match[1]] = size, float(rate)
+        found[match[1]] = size, rate
     return found
 
 

@@ -63,12 +63,13 @@ TraceOpt = Annotated[
     ),
 ]  # fmt: skip
 NumRequestsOpt = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--num-requests",
         metavar="N",
         rich_help_panel=WORKLOAD,
-        help="Requests of --workload that are drawn.",
+        show_default=False,
+        help="Requests of --workload that are drawn. Default: 10,000.",
     ),
 ]
 WaysOpt = Annotated[
@@ -94,21 +95,23 @@ LinkOpt = Annotated[
     ),
 ]  # fmt: skip
 PromptOpt = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--prompt-tokens",
         metavar="TOKENS",
         rich_help_panel=WORKLOAD,
-        help="Of --disaggregate's requests.",
+        show_default=False,
+        help="Of --disaggregate's requests. Default: 2k.",
     ),
 ]
 OutputTokensOpt = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--output-tokens",
         metavar="TOKENS",
         rich_help_panel=WORKLOAD,
-        help="The same of their answers.",
+        show_default=False,
+        help="The same of their answers. Default: 256.",
     ),
 ]
 TiersOpt = Annotated[
@@ -136,11 +139,11 @@ EngineOpt = Annotated[
     ),
 ]  # fmt: skip
 VersionOpt = Annotated[
-    str,
+    str | None,
     typer.Option(
-        "--engine-version", metavar="VERSION", rich_help_panel=BUDGET,
+        "--engine-version", metavar="VERSION", rich_help_panel=BUDGET, show_default=False,
         help="vllm: whose rules decide what it keeps besides weights and cache: 0.7, or any. The pool itself is "
-        "0.32's.",
+        "0.32's. Default: 0.32.",
     ),
 ]  # fmt: skip
 WeightsOpt = Annotated[

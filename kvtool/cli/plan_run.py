@@ -94,11 +94,11 @@ def _grid(asked: Asked, out: Output) -> tuple[list[Row], list[str], KvtoolError 
         return [(model, query, case) for case in cases_of(model, query, lost)], _named(model, notes)
 
     found, notes, failed = each_model(asked.given["models"], cases)
-    path = out.path if out.path is not None and out.path.suffix == ".jsonl" else None
+    path = out.path if out.path is not None and out.path.suffix.lower() == ".jsonl" else None
     with out.progress("planning", total=len(found)) as advance:
         done = swept(
             [case for _, _, case in found], row_of, jobs=asked.given["jobs"], backend=asked.given["backend"],
-            path=path, progress=advance,
+            path=path, whole=_is_plan, progress=advance,
         )  # fmt: skip
     if path is not None:  # it is written: by lines as they came, each with its key
         out.path = None
@@ -107,7 +107,14 @@ def _grid(asked: Asked, out: Output) -> tuple[list[Row], list[str], KvtoolError 
         raise done.lost[0]
     rows = list(done.rows)
     _tell_nearest(rows, found)
+    notes += [f"also failed: {error.message}" for error in done.lost[0 if failed else 1 :][:FEW]]
     return rows, notes + list(done.notes), failed or next(iter(done.lost), None)
+
+
+def _is_plan(row: Row) -> bool:
+    """Whether a row of a file has what is shown of a plan."""
+    numbers = ("missing_bytes", "gpus", "tp", "pp", "dp", "dcp", "context_tokens")
+    return isinstance(row.get("fits"), bool) and all(type(row.get(name)) is int for name in numbers)
 
 
 def _tell_nearest(rows: list[Row], wanted: list[Wanted]) -> None:
@@ -120,7 +127,11 @@ def _tell_nearest(rows: list[Row], wanted: list[Wanted]) -> None:
 
 
 def _alternatives(model: PlanModel, query: PlanQuery, case: PlanCase) -> list[Row]:
-    return [one.as_row() for one in alternatives(model, query, case)]
+    """None where they cannot be looked for: advice costs no row."""
+    try:
+        return [one.as_row() for one in alternatives(model, query, case)]
+    except KvtoolError:
+        return []
 
 
 def _loaded(asked: Asked, typed: str) -> tuple[PlanModel, PlanQuery, list[str]]:
@@ -148,16 +159,21 @@ def _rows(
         yield from _solved(given["solve"], model, query, lost)
         return
     if query.ranked:
-        yield from _ranked(model, query)
+        yield from _ranked(model, query, lost)
         return
     cases = list(cases_of(model, query, lost))
-    rows = []
+    rows, wanted = [], []
     for case in cases:
-        row = row_of(case)
+        try:
+            row = row_of(case)
+        except KvtoolError as error:  # vLLM may refuse a mix of layers
+            lost.append(error)
+            continue
         if len(cases) <= FEW:
             row |= _advice(given, model, query, case, fits=row["fits"])
         rows.append(row | extras(given, model, query, case, asked.requests, notes))
-    _tell_nearest(rows, [(model, query, case) for case in cases])
+        wanted.append((model, query, case))
+    _tell_nearest(rows, wanted)
     if given["levers"] and not all("levers" in row for row in rows):
         notes.append(f"--levers: of plans that fit, up to {FEW} at a time")
     yield from rows
@@ -195,12 +211,21 @@ def _solved(
         yield row
 
 
-def _ranked(model: PlanModel, query: PlanQuery) -> Iterator[Row]:
+def _ranked(model: PlanModel, query: PlanQuery, lost: list[KvtoolError]) -> Iterator[Row]:
     """Of each preset the number of GPUs with the cheapest output token, cheapest first."""
     for context in query.contexts or (context_of(model, query),):
         for users in query.users:
-            for found in cheapest(model, query, context, users, by="tokens"):
-                yield with_command(found.plan)
+            found = cheapest(model, query, context, users, by="tokens")
+            yield from (with_command(one.plan) for one in found)
+            if not found:
+                asked = "a request" if users is None else f"{users:,} requests"
+                lost.append(
+                    KvtoolError(
+                        f"none of the GPU presets, up to 16 of a kind, fits {asked} of {context:,} tokens",
+                        "name GPUs and how many, such as --gpu h200:64, or ask for fewer or shorter requests",
+                        code=DOES_NOT_FIT,
+                    )
+                )
 
 
 def _speeds(rows: list[Row]) -> list[str]:
@@ -216,10 +241,14 @@ def _speeds(rows: list[Row]) -> list[str]:
 
 def _hidden(given: dict[str, Any], rows: list[Row]) -> list[str]:
     """What a table of several plans has no room for."""
+    fields = {
+        "levers": "levers", "ways": "ways", "workload": "lengths", "trace": "lengths",
+        "disaggregate": "disaggregation", "tiers": "tiers",
+    }  # fmt: skip
     asked = [
         f"--{name}"
-        for name in ("levers", "ways", "workload", "trace", "disaggregate", "tiers")
-        if given[name]
+        for name, field in fields.items()
+        if given[name] and any(field in row for row in rows)
     ]
     if len(rows) < 2 or not asked:
         return []

@@ -8,17 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kvtool.capacity import LONGEST
 from kvtool.dtypes import DTYPES, MODEL_DTYPES, dtype_named, parse_kv_dtype
 from kvtool.engines import engines_named
 from kvtool.errors import usage_error
-from kvtool.plan_query import UTILIZATION, PlanQuery, gpus_named
+from kvtool.plan_query import UTILIZATION, VERSION, PlanQuery, gpus_named
 from kvtool.planning import PlanModel
 from kvtool.size_row import VllmOptions
-from kvtool.units import parse_bytes, parse_count, parse_counts
+from kvtool.units import MAX_LIST, parse_bytes, parse_count, parse_counts
 from kvtool.weights.counted import in_words
 
 MAX_BATCH, MAX_PARALLEL = 2**20, 2**16
-MOST_ROWS = 200_000
 ALONE = ("solve", "levers", "ways", "workload", "trace", "disaggregate", "tiers")
 """What makes of a row more than its case says."""
 SOLVED = ("context", "batch", "gpus", "kv-dtype", "utilisation")
@@ -34,7 +34,7 @@ def query_of(given: Mapping[str, Any]) -> PlanQuery:
     dtype, efficiency = given["dtype"], _efficiency(given["efficiency"])
     return PlanQuery(
         gpus=gpus_named(given["gpu"]),
-        ranked=given["gpu"].strip().lower() == "all",
+        ranked=is_ranked(given),
         engines=engines_named(given["engine"]),
         tps=_counts(given["tp"], "--tp", MAX_PARALLEL) or (None,),
         pps=_counts(given["pp"], "--pp", MAX_PARALLEL) or (1,),
@@ -44,7 +44,7 @@ def query_of(given: Mapping[str, Any]) -> PlanQuery:
         kv_dtypes=_kv_dtypes(given["kv_dtype"]),
         dtype=None if dtype is None else dtype_named(dtype, flag="--dtype", among=MODEL_DTYPES),
         utilizations=_shares(given["gpu_memory_utilization"]),
-        contexts=_counts(given["context"], "--context"),
+        contexts=_counts(given["context"], "--context", LONGEST),
         users=_counts(given["batch"], "--batch", MAX_BATCH) or (None,),
         max_num_seqs=_count(given["max_num_seqs"], "--max-num-seqs", MAX_BATCH),
         max_batched_tokens=_count(given["max_batched_tokens"], "--max-batched-tokens"),
@@ -60,10 +60,6 @@ def query_of(given: Mapping[str, Any]) -> PlanQuery:
         compute_efficiency=efficiency[1],
         vllm=VllmOptions(prefix_caching=given["prefix_caching"], hybrid=given["hybrid"]),
     )
-
-
-LOOKED_FOR = {"context": "context", "batch": "batch", "utilisation": "gpu_memory_utilization"}
-"""Options of which --solve takes the place."""
 
 
 def solved(typed: str | None) -> str | None:
@@ -82,12 +78,17 @@ def solved(typed: str | None) -> str | None:
     return word
 
 
+def is_ranked(given: Mapping[str, Any]) -> bool:
+    """Whether all GPUs that are known are asked for."""
+    return bool(given["gpu"].strip().lower() == "all")
+
+
 def is_grid(given: Mapping[str, Any], path: Path | None) -> bool:
     """Whether rows are spread over processes or kept in a file; usage error where a row is more than a case."""
     flags = {"--jobs": given["jobs"] != 1, "--backend": given["backend"] is not None}
     asked = next((flag for flag, there in flags.items() if there), None)
     alone = next((f"--{name.replace('_', '-')}" for name in ALONE if given[name]), None)
-    alone = alone or ("--gpu all" if given["gpu"].strip().lower() == "all" else None)
+    alone = alone or ("--gpu all" if is_ranked(given) else None)
     if alone is None:
         return asked is not None or (path is not None and path.suffix.lower() == ".jsonl")
     if asked is not None:
@@ -141,13 +142,20 @@ def _weights(text: str | None) -> int | None:
     if text is None:
         return None
     if re.match(r"[0-9.]+\s*[a-zA-Z]*$", text.strip()):
-        return parse_bytes(text, name="--weights")
+        count = parse_bytes(text, name="--weights")
+        if not count:
+            raise usage_error(
+                "--weights: a model has some", "write --weights 140GiB, or leave it out"
+            )
+        return count
     from kvtool.weights.headers import headers_of
 
     return headers_of(text).bytes
 
 
-def _version(text: str) -> str | None:
+def _version(text: str | None) -> str | None:
+    if text is None:
+        return VERSION
     if text.strip().lower() == "any":
         return None
     if not re.fullmatch(r"v?[0-9]{1,3}(\.[0-9]{1,3}){0,3}", text.strip()):
@@ -158,7 +166,7 @@ def _version(text: str) -> str | None:
 
 
 def _kv_dtypes(text: str) -> tuple[str, ...]:
-    names = tuple(part.strip() for part in text.split(","))
+    names = tuple(_parts(text, "--kv-dtype"))
     for name in names:
         parse_kv_dtype(name, auto=DTYPES["bf16"])
     return names
@@ -167,7 +175,15 @@ def _kv_dtypes(text: str) -> tuple[str, ...]:
 def _shares(text: str | None) -> tuple[float, ...]:
     if text is None:
         return (UTILIZATION,)
-    return tuple(_share(part, "--gpu-memory-utilization") for part in text.split(","))
+    parts = _parts(text, "--gpu-memory-utilization")
+    return tuple(_share(part, "--gpu-memory-utilization") for part in parts)
+
+
+def _parts(text: str, name: str) -> list[str]:
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) > MAX_LIST:
+        raise usage_error(f"{name}: more than {MAX_LIST:,} values", "give a shorter list")
+    return parts
 
 
 def _share(text: str, name: str) -> float:
@@ -193,6 +209,6 @@ def _efficiency(text: str | None) -> tuple[float | None, float | None]:
 
 
 def _price(each: float | None) -> float | None:
-    if each is not None and not 0 < each < 1e6:
+    if each is not None and not 1e-6 <= each < 1e6:
         raise usage_error(f"--price: {each} is no price", "give the USD that a GPU costs an hour")
     return each

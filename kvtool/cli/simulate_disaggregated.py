@@ -183,7 +183,7 @@ def _setting(kind: Kind, rules: Mapping[str, Any], given: Mapping[str, Any]) -> 
     )
 
 
-def link_bits(text: str) -> int:
+def link_bits(text: str, *, name: str = "--link") -> int:
     """Bits a second: `400Gb`, `400Gb/s` and `400gbps` are 400 × 10^9, `50GB/s` as many: b is a bit, B a byte."""
     match = re.fullmatch(r"([0-9]{1,9})(?:\.([0-9]{1,9}))?([MGTmgt])b(?:it)?(?:/s|ps)?", text)
     if match is not None:
@@ -191,11 +191,11 @@ def link_bits(text: str) -> int:
         unit = BITS[match[3].lower()]
         bits: int = int(match[1] + digits) * unit // int("1" + "0" * len(digits))
     elif text.endswith(("B/s", "Bps")):
-        bits = 8 * parse_bytes(text.removesuffix("/s").removesuffix("ps"), name="--link")
+        bits = 8 * parse_bytes(text.removesuffix("/s").removesuffix("ps"), name=name)
     else:
         raise usage_error(
-            f"--link: '{text[:40]}' is no rate", "write bits a second, 400Gb, or bytes, 50GB/s"
+            f"{name}: '{text[:40]}' is no rate", "write bits a second, 400Gb, or bytes, 50GB/s"
         )
     if bits < 8000:
-        raise usage_error("--link: slower than 1 kB/s", "write bits a second, 400Gb")
+        raise usage_error(f"{name}: slower than 1 kB/s", "write bits a second, 400Gb")
     return bits

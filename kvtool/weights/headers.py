@@ -7,8 +7,9 @@ without holes (https://huggingface.co/docs/safetensors, "Format"). No tensor is 
 from __future__ import annotations
 
 import json
+import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 MAX_INDEX_BYTES = 100_000_000
 MAX_FILES = 10_000
+PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})")
+"""A checkpoint's file: of what, which, of how many."""
 MAX_BYTES = 2**50
 """More than any checkpoint: a shape or an offset beyond it is no size."""
 BITS = {
@@ -72,29 +75,33 @@ def headers_of(where: str | Path, *, revision: str | None = None) -> Headers:
         files = [path]
     else:
         raise no_safetensors(str(where))
-    tensors = [list(_tensors_in(file)) for file in files]
     count = f"{len(files):,} safetensors file{'s' * (len(files) != 1)}"
-    return _summed(tensors, f"the headers of {count} in {where}")
+    return _summed(map(_tensors_in, files), f"the headers of {count} in {where}")
 
 
 def _of_hub(repo_id: str, revision: str | None) -> Headers:
     found = hub.fetch_headers(repo_id, revision=revision)
-    tensors = [list(read_header(held, f"{file} of {repo_id}")) for file, held in found.items()]
-    count = f"{len(tensors):,} safetensors file{'s' * (len(tensors) != 1)}"
+    tensors = (read_header(held, f"{file} of {repo_id}") for file, held in found.items())
+    count = f"{len(found):,} safetensors file{'s' * (len(found) != 1)}"
     return _summed(tensors, f"the headers of {count} of {repo_id}@{revision or 'main'}")
 
 
-def _summed(files: list[list[Tensor]], source: str) -> Headers:
-    tensors = [one for file in files for one in file]
+def _summed(files: Iterable[Iterator[Tensor]], source: str) -> Headers:
+    """One file's tensors at a time: there may be millions."""
     by_dtype: dict[str, int] = {}
-    for one in tensors:
-        by_dtype[one.dtype] = by_dtype.get(one.dtype, 0) + one.elements
+    num_bytes = num_files = num_tensors = 0
+    for file in files:
+        num_files += 1
+        for one in file:
+            by_dtype[one.dtype] = by_dtype.get(one.dtype, 0) + one.elements
+            num_bytes += one.end - one.begin
+            num_tensors += 1
     return Headers(
-        bytes=sum(one.end - one.begin for one in tensors),
+        bytes=num_bytes,
         parameters=sum(by_dtype.values()),
         by_dtype=dict(sorted(by_dtype.items())),
-        num_files=len(files),
-        num_tensors=len(tensors),
+        num_files=num_files,
+        num_tensors=num_tensors,
         source=source,
     )
 
@@ -108,12 +115,27 @@ def _files_in(folder: Path) -> list[Path]:
         found = sorted(path for path in folder.iterdir() if path.suffix == SUFFIX)
     except OSError as error:
         raise _unreadable(folder, error) from error
+    found = [path for path in found if not path.name.startswith("adapter")]  # LoRA's
     files = [path for path in found if not path.name.startswith("consolidated")] or found
     if not files:
         raise no_safetensors(f"the folder {folder}")
+    _check_whole(files, folder)
     if len(files) > MAX_FILES:
         raise bad_header(str(folder), f"it has {len(files):,} safetensors files")
     return files
+
+
+def _check_whole(files: list[Path], folder: Path) -> None:
+    """Refuse what is left of a download: `model-00001-of-00004.safetensors` has three brothers."""
+    for path in files:
+        part = PART.fullmatch(path.stem)
+        if part is not None:
+            of = int(part[3])
+            there = sum(
+                (m := PART.fullmatch(one.stem)) is not None and m[1] == part[1] for one in files
+            )
+            if there < of:
+                raise bad_header(str(folder), f"it has {there:,} of the {of:,} files of {part[1]}")
 
 
 def _named_by(index: Path) -> list[str]:
