@@ -318,14 +318,14 @@ def test_what_is_said_of_a_plan(kvtool: Kvtool) -> None:
     said = kvtool("plan", "llama-3-70b", "--gpu", "h100:8", "--engine", "vllm", "--explain").out
     assert said.startswith("Fits: ")
     for text in (
-        "8 × h100-sxm (tp 8)", "Weights are static, 16.43 GiB on each GPU",
-        "attention does 8 FLOP a byte", "vllm serve meta-llama/Meta-Llama-3-70B",
+        "8 × h100-sxm (tp 8)", "Weights take 16.43 GiB of each GPU",
+        "attention does 8 for each byte of cache", "vllm serve meta-llama/Meta-Llama-3-70B",
         "--tensor-parallel-size 8", "profile run of 8,192 tokens",
     ):  # fmt: skip
         assert text in said
     several = kvtool("plan", "llama-3-70b", "--gpu", "h100:4,h100:8", "-q")
     assert several.code == 0
-    assert "for KV" in several.out
+    assert "KV GiB" in several.out
 
 
 def test_given_weights_scale_what_a_step_reads() -> None:

@@ -9,9 +9,9 @@ from kvtool.view import Areas, Bars, Panels, Strip
 
 WIDTH, RIGHT, HEAD, FOOT = 9.0, 0.25, 0.75, 0.55
 """Inches: of the figure; right of the axes; above the first panel; below the last one."""
-TITLE = 0.3
+TITLE, LEGEND_ROW = 0.3, 0.23
 BAR_HEIGHT, AREA_HEIGHT, STRIP_HEIGHT = 0.28, 1.0, 0.55
-"""Inches of a panel's title, of a bar, of a panel of areas and of a strip of memory."""
+"""Inches of a panel's title, of a third row of names, of a bar, of a panel of areas and of a strip of memory."""
 BELOW = {Bars: 0.6, Areas: 0.5, Strip: 0.12}
 LETTER = 0.078
 """About the width of a letter of a bar's name, in inches."""
@@ -28,6 +28,11 @@ PARTS = (
 )
 REST = "#ececec"
 """Shares in their order, the last one of what is left: blues are a request's own, warm colours are waste."""
+DARK = (0, 2, 5, 7, 8)
+"""Of these colours, those on which black cannot be read."""
+BEYOND = "#b00020"
+SMALL = 0.065
+"""About the width of a letter in a bar or behind it, in inches."""
 STRIP_LINES, STRIP_PIXELS = 4, 1200
 """A strip is long and thin: it is broken into lines, as text is."""
 
@@ -39,9 +44,12 @@ def fill(figure: Any, picture: Panels) -> None:
     names of the clips in an SVG.
     """
     heights = [_height(panel) for panel in picture.panels]
+    named_parts = _legend(picture)
+    columns = max(1, min(6, int(WIDTH / (0.6 + LETTER * max(map(len, named_parts), default=0)))))
+    foot = FOOT + LEGEND_ROW * max(0, -(-len(named_parts) // columns) - 2)
     total = (
         HEAD
-        + FOOT
+        + foot
         + sum(
             TITLE + height + BELOW[type(panel)]
             for panel, height in zip(picture.panels, heights, strict=True)
@@ -65,16 +73,26 @@ def fill(figure: Any, picture: Panels) -> None:
             _strip(axes, panel)
         top = bottom - BELOW[type(panel)]
     figure.text(0.1 / WIDTH, 1 - 0.3 / total, picture.title, fontweight="bold", fontsize=12)
-    widest = 0.6 + LETTER * max(map(len, named), default=0)
     figure.legend(
-        named.values(), named.keys(), loc="lower center", ncols=max(1, min(6, int(WIDTH / widest))),
-        frameon=False, bbox_to_anchor=(0.5, 0.05 / total),
+        named.values(), named.keys(), loc="lower center", ncols=columns, frameon=False,
+        bbox_to_anchor=(0.5, 0.05 / total),
     )  # fmt: skip
 
 
 def _names(picture: Panels) -> list[str]:
     bars = [panel for panel in picture.panels if isinstance(panel, Bars)]
     return [name for panel in bars for name, _ in panel.rows]
+
+
+def _legend(picture: Panels) -> dict[str, None]:
+    """Names of all parts and limits, each once."""
+    found: dict[str, None] = {}
+    for panel in picture.panels:
+        if not isinstance(panel, Strip):
+            found |= dict.fromkeys(panel.parts)
+        if isinstance(panel, Bars):
+            found |= dict.fromkeys(name for name, _ in panel.limits)
+    return found
 
 
 def _height(panel: Bars | Areas | Strip) -> float:
@@ -87,27 +105,61 @@ def _bars(axes: Any, panel: Bars) -> dict[str, Any]:
     names = [name for name, _ in panel.rows]
     left = [0.0] * len(names)
     handles = {}
+    inches = axes.get_position().width * WIDTH
+    end = _end(panel, inches)
     for part, name in enumerate(panel.parts):
         widths = [values[part] for _, values in panel.rows]
-        colour = _colour(part, len(panel.parts))
+        place = panel.colours[part] if panel.colours else _place(part, len(panel.parts))
+        colour = REST if place < 0 else PARTS[place % len(PARTS)]
         handles[name] = axes.barh(range(len(names)), widths, left=left, color=colour, height=0.75)
-        for place, width in enumerate(widths):
-            if width >= 0.05:
-                axes.text(
-                    left[place] + width / 2, place, f"{width:.0%}", ha="center", va="center",
-                    fontsize=8, color="white" if part in (0, 2) else "black",
-                )  # fmt: skip
+        for row, width in enumerate(widths):
+            axes.text(
+                left[row] + width / 2, row, _label(panel, row, part, inches / end), ha="center", va="center",
+                fontsize=8, color="white" if place in DARK else "black",
+            )  # fmt: skip
         left = [start + width for start, width in zip(left, widths, strict=True)]
+    for row, text in enumerate(panel.ends):
+        axes.text(max(1.0, left[row]) + 0.01, row, text, va="center", fontsize=8, color=BEYOND)
+    for (name, at), style in zip(panel.limits, ("--", ":"), strict=False):
+        handles[name] = axes.axvline(at, color=BEYOND, linestyle=style, linewidth=1.4)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.set_xlim(0, max(1.0, *left))
+    axes.set_xlim(0, end)
     axes.set_xlabel(panel.x_label, fontsize=9)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     return handles
 
 
+def _end(panel: Bars, inches: float) -> float:
+    """Of the axis: all of every bar, and of what stands behind it."""
+    ends = panel.ends or ("",) * len(panel.rows)
+    found = [1.0]
+    for (_, values), text in zip(panel.rows, ends, strict=True):
+        room = 1 - min(0.5, SMALL * (len(text) + 1) / inches) if text else 1.0
+        found.append(max(1.0, sum(values)) / room)
+    return max(found)
+
+
+def _label(panel: Bars, row: int, part: int, inches: float) -> str:
+    """What is said in a part of a bar: its own words, its share if there is no room for them, or nothing.
+
+    `inches` are those of a whole, of which a bar may be more.
+    """
+    width = panel.rows[row][1][part]
+    if not panel.labels:
+        return f"{width:.0%}" if width >= 0.05 else ""
+    said = (panel.labels[row][part], f"{width:.0%}")
+    return next((text for text in said if width * inches >= SMALL * (len(text) + 1)), "")
+
+
+def _place(part: int, count: int) -> int:
+    """Among the colours: in the order of the parts, the last one being what is left."""
+    return -1 if part == count - 1 else part
+
+
 def _colour(part: int, count: int) -> str:
-    return REST if part == count - 1 else PARTS[part % len(PARTS)]
+    place = _place(part, count)
+    return REST if place < 0 else PARTS[place % len(PARTS)]
 
 
 def _areas(axes: Any, panel: Areas) -> dict[str, Any]:

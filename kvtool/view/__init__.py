@@ -60,6 +60,15 @@ class Bars:
     x_label: str
     parts: tuple[str, ...]
     rows: tuple[tuple[str, tuple[float, ...]], ...]
+    colours: tuple[int, ...] = ()
+    """Each part's place among the colours, so that it has the same one in every picture; -1: what is left.
+    Empty: in their order, the last one being what is left."""
+    labels: tuple[tuple[str, ...], ...] = ()
+    """Of each row what its parts are called where there is room; empty: their share."""
+    ends: tuple[str, ...] = ()
+    """Of each row what stands behind its bar."""
+    limits: tuple[tuple[str, float], ...] = ()
+    """Dashed uprights, such as all of a GPU's memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

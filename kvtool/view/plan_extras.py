@@ -1,4 +1,4 @@
-"""What is shown beside a plan: real lengths, ways to split GPUs, prefill apart, tiers, levers."""
+"""What is shown beside a plan: real lengths, ways to split GPUs, prefill apart, tiers of memory."""
 
 from __future__ import annotations
 
@@ -6,30 +6,43 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvtool.run import Row
-from kvtool.units import format_bytes
+from kvtool.units import GIB, format_bytes
 from kvtool.view import Table
-from kvtool.view.plan_words import share
+from kvtool.view.plan_columns import Column, table
+from kvtool.view.plan_words import running, share
 from kvtool.view.words import number, rate, seconds
 
 MOST_WAYS = 12
+MOST_REASONS = 4
+"""Of each kind that is shown; JSON has all."""
+LESS = {"blocks": 3, "KV GiB": 3, "longest": 2, "copies": 1}
+"""Columns that go where room lacks, the highest first."""
 
 
 def tables(row: Row) -> list[Table]:
     """A table for each thing that was asked for."""
     made = (
-        _lengths(row.get("lengths")), _ways(row.get("ways")), _tiers(row.get("tiers")),
-        _levers(row.get("levers")),
-    )  # fmt: skip
+        _lengths(row.get("lengths")),
+        _ways(row.get("ways")),
+        _tiers(row.get("tiers")),
+    )
     return [table for table in made if table is not None]
 
 
 def sentences(row: Row) -> list[str]:
     """What the tables come to."""
     said = (
-        _of_lengths(row), _of_sharing(row.get("sharing")), _of_refused(row), _of_apart(row.get("disaggregation")),
-        row.get("quantise_first") or "",
-    )  # fmt: skip
+        _of_lengths(row),
+        _of_sharing(row.get("sharing")),
+        *_of_refused(row),
+        _of_apart(row.get("disaggregation")),
+        _sentence(row.get("quantise_first") or ""),
+    )
     return [text for text in said if text]
+
+
+def _sentence(text: str) -> str:
+    return f"{text}." if text and not text.endswith(".") else text
 
 
 def _lengths(found: Mapping[str, Any] | None) -> Table | None:
@@ -71,35 +84,44 @@ def _of_sharing(found: Mapping[str, Any] | None) -> str:
 
 
 def _ways(rows: list[Row] | None) -> Table | None:
+    """The best first; what is the same in all of them has no column."""
     if not rows:
         return None
-    columns = (
-        "tp", "pp", "dp", "dcp", "experts spread", "for KV", "copies", "requests", "longest", "TPOT", "tokens/s",
-    )  # fmt: skip
-    lines = tuple(
-        (
-            *(str(row[name]) for name in ("tp", "pp", "dp", "dcp")),
-            "yes" if row["expert_parallel"] else "no",
-            format_bytes(row["kv_budget_bytes"]["best"]), f"{row['kv_copies']:.3g}",
-            share(row["max_concurrency"]), number(row["max_context"]),
-            seconds(row["tpot_s"]) if row["tpot_s"] is not None else "–",
-            rate(row["output_tokens_per_s"]),
-        )
-        for row in rows[:MOST_WAYS]
-    )  # fmt: skip
+    shown = rows[:MOST_WAYS]
+    split = {name: tuple(str(row[name]) for row in shown) for name in ("tp", "pp", "dp", "dcp")} | {
+        "experts": tuple("spread" if row["expert_parallel"] else "" for row in shown)
+    }
+    columns = [
+        Column(name=name, cells=cells) for name, cells in split.items() if set(cells) != {"1"}
+    ]
+    steps = [running(row) for row in shown]
+    figures = {
+        "KV GiB": [f"{row['kv_budget_bytes']['best'] / GIB:,.2f}" for row in shown],
+        "copies": [f"{row['kv_copies']:.3g}" for row in shown],
+        "requests": [share(row["max_concurrency"]) for row in shown],
+        "longest": [number(row["max_context"]) for row in shown],
+        "TPOT": [seconds(row["tpot_s"]) for row in steps],
+        "tokens/s": [rate(row["output_tokens_per_s"]) for row in steps],
+    }  # fmt: skip
+    columns += [
+        Column(name=name, cells=tuple(cells), rank=LESS.get(name, 0))
+        for name, cells in figures.items()
+        if not (name == "copies" and set(cells) == {"1"})
+    ]
     more = f", the first {MOST_WAYS} of {len(rows):,}" if len(rows) > MOST_WAYS else ""
-    return Table(
-        columns=columns, rows=lines, right=frozenset(columns), title=f"ways to split the GPUs{more}"
-    )  # fmt: skip
+    return table(columns, title=f"ways to split the GPUs{more}")
 
 
-def _of_refused(row: Row) -> str:
+def _of_refused(row: Row) -> list[str]:
+    """A sentence for each reason: first why, then which."""
     refused = row.get("refused_ways") or ()
-    return "; ".join(
-        f"Not possible: {', '.join(one['ways'][:4])}"
-        f"{' and more' if len(one['ways']) > 4 else ''}: {one['reason']}"
-        for one in refused
-    )
+    said = [
+        f"Not possible: {one['reason']} ({'; '.join(one['ways'][:4])}"
+        f"{'; and more' if len(one['ways']) > 4 else ''})."
+        for one in refused[:MOST_REASONS]
+    ]
+    left = len(refused) - MOST_REASONS
+    return [*said, f"Not possible for {left:,} more reasons (--json)."] if left > 0 else said
 
 
 def _of_apart(found: Mapping[str, Any] | None) -> str:
@@ -121,44 +143,26 @@ def _of_apart(found: Mapping[str, Any] | None) -> str:
 def _tiers(rows: list[Mapping[str, Any]] | None) -> Table | None:
     if not rows:
         return None
-    columns = (
-        "tier",
-        "holds",
-        "blocks",
-        "requests",
-        "load one",
-        "compute it anew",
-        "loading is faster from",
-    )
-    lines = tuple(
+    columns = ("tier", "holds", "blocks", "requests", "load", "compute", "faster from")
+    cells = [
         (
             one["tier"], format_bytes(one["capacity_bytes"]), number(one["num_blocks"]), share(one["requests"]),
-            seconds(one["load_s"]), "–" if one["prefill_s"] is None else seconds(one["prefill_s"]),
-            "never" if one["break_even_context"] is None else f"{one['break_even_context']:,} tokens",
+            seconds(one["load_s"]), seconds(one["prefill_s"]), _break_even(one),
         )
         for one in rows
-    )  # fmt: skip
-    return Table(
-        columns=columns, rows=lines, right=frozenset(columns[1:]), title="memory below the GPU's"
+    ]  # fmt: skip
+    return table(
+        [
+            Column(name=name, cells=found, right=name != "tier", rank=LESS.get(name, 0))
+            for name, found in zip(columns, zip(*cells, strict=True), strict=True)
+        ],
+        title="memory below the GPU's: loading a request's cache from it, or computing it anew",
     )
 
 
-def _levers(rows: list[Mapping[str, Any]] | None) -> Table | None:
-    if not rows:
-        return None
-    columns = ("lever", "flags", "requests", "gained", "TPOT", "TPOT gained", "on this GPU")
-    lines = tuple(
-        (
-            one["change"], one["flags"], number(one["users"]), _signed(one["users_gained"]),
-            seconds(one["tpot_s"]) if one["tpot_s"] is not None else "–",
-            seconds(one["tpot_gained_s"]) if (one["tpot_gained_s"] or 0) > 0 else "–", one["support"] or "–",
-        )
-        for one in rows
-    )  # fmt: skip
-    return Table(
-        columns=columns, rows=lines, right=frozenset(columns[2:6]), title="what each change gains"
-    )
-
-
-def _signed(value: float | None) -> str:
-    return "–" if value is None else f"{value:+,.4g}"
+def _break_even(one: Mapping[str, Any]) -> str:
+    """From how many tokens on loading is the faster of the two."""
+    least = one["break_even_context"]
+    if least is None:
+        return "–" if one["prefill_s"] is None else "never"
+    return "any length" if least == 1 else f"{least:,} tokens"

@@ -7,16 +7,22 @@ from typing import Any
 
 from kvtool.run import Row
 from kvtool.units import format_bytes
-from kvtool.view.words import counted, rate, seconds
+from kvtool.view.plan_speed import cost, intensity, step
+from kvtool.view.words import counted
 
 BINDS = {
     "weights": "the weights alone are more than an engine may use of a GPU",
     "overhead": "activations and what else the engine keeps leave nothing for the cache",
     "context": "not one request of this length fits",
     "users": "fewer requests fit than are asked for",
-    "max_num_seqs": "--max-num-seqs binds, not the memory",
+    "max_num_seqs": "the engine's own limit binds, not the memory (--max-num-seqs)",
     "kv": "memory for the cache binds",
 }
+SOLVED = {
+    "context": ("Context", "token"), "batch": ("Batch", "request"), "gpus": ("GPUs", ""),
+    "kv-dtype": ("KV dtype", ""), "utilisation": ("Utilisation", ""),
+}  # fmt: skip
+"""What --solve looks for, and what it counts."""
 
 
 def on(row: Row) -> str:
@@ -25,20 +31,67 @@ def on(row: Row) -> str:
     return f"{row['gpus']:,} × {row['gpu']}" + (f" ({', '.join(split)})" if split else "")
 
 
+def lead(row: Row) -> tuple[str, ...]:
+    """The answer: what was looked for, then the verdict."""
+    return tuple(text for text in (_solved(row), verdict(row)) if text)
+
+
+def _solved(row: Row) -> str:
+    """The one that was missing."""
+    found = row.get("solved")
+    if found is None or found["value"] is None:
+        return ""
+    name, noun = SOLVED[found["what"]]
+    value = row["kv_dtype"] if found["what"] == "kv-dtype" else found["value"]  # auto is no dtype
+    if noun:
+        shown = counted(value, noun)
+    else:
+        shown = f"{value:,}" if isinstance(value, int | float) else value
+    return f"{name}: {shown} ({found['flags']})."
+
+
 def verdict(row: Row) -> str:
     """Whether it fits, and what binds."""
-    lengths = f"{row['context_tokens']:,} tokens"
+    lengths = _lengths(row)
     if not row["fits"]:
         return (
             f"Does not fit: {row['model']} for {_users(row)} of {lengths} on {on(row)} lacks "
-            f"{format_bytes(row['missing_bytes'])} on each GPU: {BINDS[row['binds']]}."
+            f"{format_bytes(row['missing_bytes'])} on each GPU: {BINDS[row['binds']]}{_would(row)}."
         )
-    most = row["max_concurrency"]
-    many = "any number of" if most is None else f"{most:,.4g}"
+    many, runs = share(row["max_concurrency"]), row.get("runs")
+    whole = row.get("whole_requests")
+    fewer = runs is not None and whole is not None and runs < whole
+    limit = f", of which {runs:,} run" if fewer else ""
+    low = row.get("whole_requests_low")
+    doubt = f", {low:,} if the estimates are off" if fits_in_doubt(row) else ""
     return (
-        f"Fits: {many} requests of {lengths} at a time on {on(row)}, by the best estimate; "
-        f"{BINDS[row['binds']]}."
+        f"Fits: {many} requests of {lengths} at a time on {on(row)}{limit}, by the best estimate"
+        f"{doubt}; {BINDS[row['binds']]}."
     )
+
+
+def _lengths(row: Row) -> str:
+    basis = row.get("context_basis")
+    return counted(row["context_tokens"], "token") + (f" ({basis})" if basis else "")
+
+
+def _asked(row: Row) -> int:
+    """Requests that are to fit: one a replica where nobody says."""
+    return int(row["dp"] if row["users"] is None else row["users"])
+
+
+def fits_in_doubt(row: Row) -> bool:
+    """Whether it fits by the best estimate of the memory, but not by the lowest."""
+    low = row.get("whole_requests_low")
+    return bool(row["fits"] and low is not None and low < _asked(row))
+
+
+def _would(row: Row) -> str:
+    """Where the highest estimate says otherwise."""
+    high = row.get("whole_requests_high")
+    if high is None or high < _asked(row):
+        return ""
+    return f" by the best estimate, {high:,} would if the estimates are off"
 
 
 def _users(row: Row) -> str:
@@ -48,59 +101,44 @@ def _users(row: Row) -> str:
 def refusal(rows: Sequence[Row]) -> tuple[str, str]:
     """Message and hint where nothing fits: the nearest miss, and what would do."""
     row = min(rows, key=lambda one: int(one["missing_bytes"]))
-    ways = [one for one in row.get("alternatives") or () if one["fits"]]
-    hint = "; or ".join(f"{one['change']} ({one['flags']})" for one in ways[:3])
-    return verdict(row).rstrip(
-        "."
-    ), hint or "give it more GPUs, another KV dtype, or a shorter context"
+    ways = [one["flags"] for one in row.get("alternatives") or () if one["fits"]]
+    hint = "; or ".join(ways[:3])
+    return verdict(row).rstrip("."), hint or (
+        "give it more GPUs, another KV dtype, or a shorter context"
+    )
 
 
 def about(row: Row) -> list[str]:
     """Why, and what it costs."""
-    said = (
-        _solved(row),
-        _tried(row),
-        _grows(row),
-        _range(row),
-        _longest(row),
-        _step(row),
-        _intensity(row),
-        _cost(row),
-        _command(row),
-    )
+    said = [_tried(row), _grows(row), _range(row), _longest(row)]
+    if row["fits"]:  # nothing is said of steps that cannot be made
+        said += [step(row), intensity(row), cost(row), *without_speed([row]), _command(row)]
     return [text for text in said if text]
-
-
-def _solved(row: Row) -> str:
-    """The one that was missing."""
-    found = row.get("solved")
-    if found is None or found["value"] is None:
-        return ""
-    value = found["value"]
-    shown = (
-        f"{value:,}"
-        if isinstance(value, int)
-        else f"{value:g}"
-        if isinstance(value, float)
-        else value
-    )
-    return f"{found['what'][:1].upper()}{found['what'][1:]}: {shown} ({found['flags']})."
 
 
 def _tried(row: Row) -> str:
     """What was changed on the same GPUs, and does not suffice."""
-    ways = [one["change"] for one in row.get("alternatives") or () if not one["fits"]]
-    return f"Not enough on the same GPUs: {', '.join(ways)}." if ways else ""
+    ways = [one["flags"] for one in row.get("alternatives") or () if not one["fits"]]
+    return f"Not enough on the same GPUs: {'; '.join(ways)}." if ways else ""
 
 
 def _grows(row: Row) -> str:
     """Weights are there once; the cache grows with every token and every user."""
-    cache = f"{_users(row)} of {row['context_tokens']:,} tokens: {format_bytes(row['cache_bytes'])} of cache"
+    many = row["users"] or 1
+    one, ranks = row["cache_bytes"] // many, row["tp"] * row["pp"]
+    cache = f"{_users(row)} of {counted(row['context_tokens'], 'token')} take{'s' * (many == 1)} "
+    cache += format_bytes(row["cache_bytes"])
+    cache += f", {format_bytes(one)} each" if many > 1 else ""
+    held = format_bytes(row["request_bytes"])
+    if ranks > 1:
+        cache += f", of which each GPU{' of its replica' * (row['dp'] > 1)} holds {held}"
+    elif held != format_bytes(one):
+        cache += f" ({held} each in the engine's blocks)"
     if not row["weights_bytes"]:
-        return f"The cache grows: {cache}, all GPUs of a replica together."
+        return f"The cache grows with requests: {cache}."
     return (
-        f"Weights are static, {format_bytes(row['weights_bytes'])} on each GPU whoever comes; the cache grows: "
-        f"{cache}, whole model, {format_bytes(row['request_bytes'])} of each request on each GPU."
+        f"Weights take {format_bytes(row['weights_bytes'])} of each GPU, however many requests run; the cache "
+        f"grows with them: {cache}."
     )
 
 
@@ -125,49 +163,38 @@ def _longest(row: Row) -> str:
     return f"The longest context for {who}: {longest:,} tokens."
 
 
-def _step(row: Row) -> str:
-    if row["tpot_s"] is None:
-        return ""
-    return (
-        f"With {rate(row['batch'])} requests a replica at {row['context_tokens']:,} tokens a step takes "
-        f"{seconds(row['tpot_s'])} (TPOT): a GPU reads {format_bytes(row['read_weights_bytes'])} of weights and "
-        f"{format_bytes(row['read_cache_bytes'])} of cache; {row['step_binds']} binds, by the roofline, an estimate."
-    )
-
-
-def _intensity(row: Row) -> str:
-    attention, weights = row["attention_intensity"], row["weights_intensity"]
-    if weights is None:
-        return ""
-    least = row["compute_bound_from"]
-    ends = (
-        "at no batch does computing take as long as reading"
-        if least is None
-        else f"computing takes as long as reading from a batch of {least:,} on"
-    )
-    own = "" if attention is None else f"attention does {attention:.3g} FLOP a byte of cache, "
-    return (
-        f"Of the peaks {row['ridge']:.0f} FLOP a byte would keep both busy: {own}the weights "
-        f"{weights:.3g} at this batch; {ends}."
-    )
-
-
-def _cost(row: Row) -> str:
-    if row["output_tokens_per_s"] is None:
-        return ""
-    said = f"All replicas make {rate(row['output_tokens_per_s'])} output tokens/s"
-    if row["usd_per_hour"] is None:
-        return f"{said}; no price is known (--price)."
-    return (
-        f"{said}; at {row['usd_per_hour']:.4g} USD an hour a million cost "
-        f"{row['usd_per_million_tokens']:.3g} USD."
-    )
+def without_speed(rows: Sequence[Row]) -> list[str]:
+    """Why plans that fit have no TPOT: nobody says how fast the GPU computes, or what a step reads."""
+    dark = [row for row in rows if row["fits"] and row["tpot_s"] is None]
+    rated = [row for row in dark if row.get("efficiency")]
+    gpus = list(dict.fromkeys(row["gpu"] for row in dark if row not in rated))
+    models = list(dict.fromkeys(row["model"] for row in rated))
+    said = []
+    if gpus:
+        dtypes = {row.get("dtype") for row in dark} - {None}
+        dtype = f" in {dtypes.pop()}" if len(dtypes) == 1 else ""
+        said.append(
+            f"No TPOT or tokens/s where the GPU's peak rate{dtype} is not known: {', '.join(gpus)}."
+        )
+    if models:
+        said.append(f"No TPOT or tokens/s: nothing says what a step reads of {', '.join(models)}.")
+    return said
 
 
 def _command(row: Row) -> str:
     return f"To start it: {row['command']}" if row["fits"] and row.get("command") else ""
 
 
+def running(row: Row) -> Row:
+    """The row, or nothing in it where it does not fit: what cannot run has no speed."""
+    return row if row["fits"] else dict.fromkeys(row)
+
+
 def share(value: Any) -> str:
     """A concurrency for people."""
     return "without end" if value is None else f"{value:,.4g}"
+
+
+def usd(value: float | None) -> str:
+    """Dollars for people."""
+    return "–" if value is None else f"{value:,.3g}"
