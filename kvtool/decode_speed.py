@@ -76,6 +76,8 @@ class Machine:
     read_efficiency: float = READ_EFFICIENCY
     compute_efficiency: float = COMPUTE_EFFICIENCY
     overhead_s: float = OVERHEAD_NS / 1e9
+    basis: str = "assumed"
+    """Whose shares: `assumed`, `given` or `measured`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

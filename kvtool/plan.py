@@ -265,6 +265,9 @@ def efficiency_of(case: PlanCase) -> Row | None:
         "bandwidth": machine.read_efficiency,
         "compute": machine.compute_efficiency,
         "overhead_s": machine.overhead_s,
+        "peak_bytes_per_s": machine.bandwidth,
+        "peak_flops": machine.flops,
+        "basis": machine.basis,
     }
 
 

@@ -77,5 +77,6 @@ def machine_of(gpu: GpuPreset, dtype: Dtype, query: PlanQuery) -> Machine | None
         machine,
         read_efficiency=query.read_efficiency or machine.read_efficiency,
         compute_efficiency=query.compute_efficiency or machine.compute_efficiency,
+        basis=query.efficiency_basis,
         overhead_s=machine.overhead_s if query.overhead_s is None else query.overhead_s,
     )

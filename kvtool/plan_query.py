@@ -68,6 +68,8 @@ class PlanQuery:
     read_efficiency: float | None = None
     compute_efficiency: float | None = None
     """Shares of the peaks that a step reaches; None: estimates."""
+    efficiency_basis: str = "assumed"
+    """Or `given`, or `measured`."""
     overhead_s: float | None = None
     """Of a step besides reading and computing; None: an estimate."""
     vllm: VllmOptions = field(default_factory=VllmOptions)

@@ -71,6 +71,7 @@ def _measured(path: str | None, query: PlanQuery) -> tuple[PlanQuery, list[str]]
         query,
         read_efficiency=found.read,
         compute_efficiency=found.compute or query.compute_efficiency,
+        efficiency_basis="measured",
         overhead_s=found.overhead_s,
     )
     return measured, [found.basis]

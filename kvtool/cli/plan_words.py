@@ -58,6 +58,7 @@ def query_of(given: Mapping[str, Any]) -> PlanQuery:
         allow_long=given["allow_long"],
         read_efficiency=efficiency[0],
         compute_efficiency=efficiency[1],
+        efficiency_basis="assumed" if efficiency[0] is None else "given",
         vllm=VllmOptions(prefix_caching=given["prefix_caching"], hybrid=given["hybrid"]),
     )
 

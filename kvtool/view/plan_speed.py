@@ -24,7 +24,7 @@ def step(row: Row) -> str:
         f"A step of {_requests(row['batch'])}{each} at {counted(row['context_tokens'], 'token')} takes "
         f"{seconds(row['tpot_s'])} (TPOT), an estimate by the roofline: a GPU reads "
         f"{format_bytes(row['read_weights_bytes'])} of weights{kept} and "
-        f"{format_bytes(row['read_cache_bytes'])} of cache{_reached(row, reached) if reached else ''}; "
+        f"{format_bytes(row['read_cache_bytes'])} of cache{_reached(reached) if reached else ''}; "
         f"{row['step_binds']} binds."
     )
 
@@ -33,27 +33,15 @@ def _requests(batch: float) -> str:
     return f"{rate(batch)} request{'s' * (batch != 1)}"
 
 
-def _reached(row: Row, reached: dict[str, Any]) -> str:
+def _reached(reached: dict[str, Any]) -> str:
     """Shares of the peaks, and who says so."""
-    bandwidth, flops = _peaks(row, reached)
-    measured = reached["basis"] != "assumed"
-    flags = "--calibrate" if measured else "--efficiency, --calibrate"
+    flops = reached["peak_flops"]
+    rate_ = f" and {100 * reached['compute']:.3g}% of {flops / 1e12:,.0f} TFLOPS" if flops else ""
+    flags = "" if reached["basis"] != "assumed" else "; --efficiency, --calibrate"
     return (
-        f", at {100 * reached['bandwidth']:.3g}% of {bandwidth / 1e9:,.0f} GB/s and {100 * reached['compute']:.3g}% of "
-        f"{flops / 1e12:,.0f} TFLOPS, and {seconds(reached['overhead_s'])} a step besides "
-        f"({reached['basis']}; {flags})"
+        f", at {100 * reached['bandwidth']:.3g}% of {reached['peak_bytes_per_s'] / 1e9:,.0f} GB/s{rate_}, and "
+        f"{seconds(reached['overhead_s'])} a step besides ({reached['basis']}{flags})"
     )
-
-
-def _peaks(row: Row, reached: dict[str, Any]) -> tuple[float, float]:
-    """Bytes and FLOPs a second of the GPU: the row has their ratio, and how long the slower of both took."""
-    busy = (row["tpot_s"] - reached["overhead_s"]) / row["pp"]
-    if row["step_binds"] == "compute":
-        flops = row["flops"] / busy / reached["compute"]
-        return flops / row["ridge"], flops
-    read = row["read_weights_bytes"] + row["read_cache_bytes"]
-    bandwidth = read / busy / reached["bandwidth"]
-    return bandwidth, bandwidth * row["ridge"]
 
 
 def intensity(row: Row) -> str:
@@ -61,6 +49,8 @@ def intensity(row: Row) -> str:
     attention, weights = row["attention_intensity"], row["weights_intensity"]
     if weights is None:
         return ""
+    if row["ridge"] is None:
+        return f"How fast a {row['gpu']} computes in {row['dtype']} is not known: reading alone is counted."
     least = row["compute_bound_from"]
     ends = (
         "with any number of requests, reading takes longer than computing"

@@ -54,15 +54,18 @@ def verdict(row: Row) -> str:
     """Whether it fits, and what binds."""
     lengths = _lengths(row)
     if not row["fits"]:
+        asked = f"{row['model']} for {_users(row)} of {lengths} on {on(row)}"
+        if not row["missing_bytes"]:
+            return f"Does not run: {asked}: --max-num-seqs {row['max_num_seqs']:,} lets a replica run no more."
         return (
-            f"Does not fit: {row['model']} for {_users(row)} of {lengths} on {on(row)} lacks "
+            f"Does not fit: {asked} lacks "
             f"{format_bytes(row['missing_bytes'])} on each GPU: {BINDS[row['binds']]}{_would(row)}."
         )
-    many, runs = share(row["max_concurrency"]), row.get("runs")
-    whole = row.get("whole_requests")
-    fewer = runs is not None and whole is not None and runs < whole
+    many, runs = share(row["max_concurrency"]), row["runs"]
+    whole = row["whole_requests"]
+    fewer = runs < whole["best"]
     limit = f", of which {runs:,} run" if fewer else ""
-    low = row.get("whole_requests_low")
+    low = whole["low"]
     doubt = f", {low:,} if the estimates are off" if fits_in_doubt(row) else ""
     return (
         f"Fits: {many} requests of {lengths} at a time on {on(row)}{limit}, by the best estimate"
@@ -71,7 +74,7 @@ def verdict(row: Row) -> str:
 
 
 def _lengths(row: Row) -> str:
-    basis = row.get("context_basis")
+    basis = row["context_basis"]
     return counted(row["context_tokens"], "token") + (f" ({basis})" if basis else "")
 
 
@@ -82,14 +85,13 @@ def _asked(row: Row) -> int:
 
 def fits_in_doubt(row: Row) -> bool:
     """Whether it fits by the best estimate of the memory, but not by the lowest."""
-    low = row.get("whole_requests_low")
-    return bool(row["fits"] and low is not None and low < _asked(row))
+    return bool(row["fits"] and row["whole_requests"]["low"] < _asked(row))
 
 
 def _would(row: Row) -> str:
     """Where the highest estimate says otherwise."""
-    high = row.get("whole_requests_high")
-    if high is None or high < _asked(row):
+    high = row["whole_requests"]["high"]
+    if high < _asked(row):
         return ""
     return f" by the best estimate, {high:,} would if the estimates are off"
 
