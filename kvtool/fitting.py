@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from kvtool.capacity import needs_of
 from kvtool.engine_memory.defaults import vllm_batch
 from kvtool.errors import KvtoolError
 from kvtool.plan import MemoryPlan, PlanCase, Planned, planned
@@ -107,21 +108,11 @@ def splits(
 
 
 def needed(holder: Holder, context: int, users: int) -> int:
-    """The least memory of a rank in which so many requests of a replica fit."""
-    row = holder.row(context)
-    request = row.get("one_request_bytes") or row["per_gpu_bytes"]
-    if request is None:
-        raise KvtoolError(
-            f"{holder.subject.name}: vLLM does not start: {row['reason']}",
-            "no memory helps: it refuses this mix of layers with these options",
-            code="does_not_fit",
-        )
-    block = row.get("bytes_per_block")
-    if not block:
-        return int(users * request)
-    each = row["blocks_per_request"]
-    # vLLM sets one block aside before it asks whether one request fits.
-    return int(max(math.ceil(users * each), math.ceil(each) + 1) * block)
+    """The least memory of a rank, in bytes, in which so many requests of a replica run."""
+    needs = needs_of(holder, context)
+    if not needs.bytes_per_block:
+        return users * needs.request_bytes
+    return (users * needs.blocks + 1) * needs.bytes_per_block  # vLLM sets the null block aside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +135,7 @@ class Fitting:
             need = self._needed(split, holder)
         except KvtoolError:
             return math.inf
-        return max(0, need - left) if left > 0 else max(1, need - left)
+        return max(0, need - left)
 
     def case(self, split: Split) -> PlanCase:
         """As planned by itself."""

@@ -78,14 +78,14 @@ def _batch(model: PlanModel, query: PlanQuery) -> Solved:
     one = plan_first(model, replace(query, users=(None,)))
     if not one.fits:
         return _none("batch", one, f"{_asked(one)} does not fit")
-    each = one.holds.max_concurrency
+    each = one.holds.whole_requests
     if query.max_num_seqs is not None:
         each = min(each, query.max_num_seqs)
-    if not math.isfinite(each):
+    elif not math.isfinite(one.holds.max_concurrency):
         raise KvtoolError(
             f"{model.subject.name} caches nothing: memory limits no batch", "give --max-num-seqs"
         )
-    value = math.floor(each) * one.case.replicas
+    value = each * one.case.replicas
     whole = plan_first(model, replace(query, users=(value,)))
     return Solved(what="batch", value=value, flags=f"--batch {value}", plan=whole)
 

@@ -141,7 +141,7 @@ def test_seconds_by_hand() -> None:
 def test_the_batch_is_what_fits_at_the_end() -> None:
     found = apart("h100", "h100", 4096, 512)
     _, _, case = case_of("llama-3-8b", contexts=(4608,))
-    assert found.batch == int(planned(case).holds.max_concurrency)
+    assert found.batch == planned(case).holds.whole_requests
 
 
 @pytest.mark.parametrize(

@@ -274,6 +274,13 @@ def test_levers_by_hand() -> None:
     assert rows["--context 4096"]["support"] is None
 
 
+def test_users_are_those_that_really_run() -> None:
+    # vLLM sets a block aside: of five requests of 512 blocks, four run in 5 GiB, and of ten nine.
+    rows = rows_of(SMALL, asked("h100", "vllm", kv_memory=5 * GIB, contexts=(8192,)))
+    fp8 = rows["--kv-dtype fp8"]
+    assert (fp8["batch"], fp8["users"], fp8["users_gained"]) == (4, 9, 5)
+
+
 def test_levers_are_compared_at_the_users_that_were_asked_for() -> None:
     query = asked("h100:8", "vllm", contexts=(8192,), users=(64,))
     rows = rows_of("llama-3-70b", query)

@@ -207,13 +207,13 @@ def _kind(model: PlanModel, query: PlanQuery, gpus: Gpus, prompt: int, output: i
         case=case,
         prefill=prefill,
         law=law_of(prefill).step_time,
-        batch=0 if holds.max_concurrency < 1 else running(case, holds, 1),
+        batch=running(case, holds, 1) if holds.whole_requests else 0,
     )
 
 
 def _check_holds(kind: _Kind, tokens: int, name: str) -> None:
     case = kind.case
-    if planned(replace(case, context=tokens), look_for_context=False).holds.max_concurrency < 1:
+    if not planned(replace(case, context=tokens), look_for_context=False).holds.whole_requests:
         raise KvtoolError(
             f"{name}: an instance of {case.holder.layout.tp:,} × {case.gpu.id} holds no request of "
             f"{tokens:,} tokens",
