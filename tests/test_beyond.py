@@ -63,7 +63,8 @@ def test_all_ways_to_split_are_there_and_the_best_is_first() -> None:
 def test_a_row_is_that_of_the_plan() -> None:
     _, _, case = case_of("llama-3-70b", "h100:8", tps=(4,), pps=(2,))
     row = next(r for r in ways("llama-3-70b", "h100", 8).rows if (r["tp"], r["pp"]) == (4, 2))
-    assert row == plan_row(planned(case)) | {"kv_copies": 1.0}
+    flags = "--tp 4 --pp 2 --dp 1 --dcp 1"
+    assert row == plan_row(planned(case)) | {"kv_copies": 1.0, "flags": flags}
 
 
 def test_heads_that_do_not_divide_are_refused_with_the_reason() -> None:
@@ -99,6 +100,26 @@ def test_experts_are_spread_over_replicas_too() -> None:
     experts = 48 * 128 * 3 * 2048 * 768 * 2
     assert weights[False] - weights[True] == experts * 3 // 4
     assert not any(row["expert_parallel"] for row in ways("llama-3-8b", "h100", 2).rows)
+
+
+def test_experts_that_are_spread_over_one_replica_are_no_row_of_their_own() -> None:
+    rows = ways("deepseek-v3", "h200", 16).rows
+    cuts = [(row["tp"], row["pp"], row["dp"], row["dcp"]) for row in rows]
+    spread = [row["dp"] for row in rows if row["expert_parallel"]]
+    assert spread
+    assert min(spread) > 1
+    assert len(cuts) == len(set(cuts)) + len(spread)
+    # 60 experts are no whole number on 8 ranks: 7.5 of their bytes, or 8 whole ones.
+    odd = [row for row in ways("qwen1.5-moe-a2.7b", "h100", 8).rows if row["tp"] == 8]
+    assert {row["expert_parallel"] for row in odd} == {False, True}
+
+
+def test_flags_of_a_way_are_its_own() -> None:
+    for row in ways("deepseek-v3", "h200", 4).rows:
+        words = row["flags"].split()
+        named = dict(zip(words[:8:2], map(int, words[1:8:2]), strict=True))
+        assert named == {f"--{name}": row[name] for name in ("tp", "pp", "dp", "dcp")}
+        assert (words[8:] == ["--ep"]) == row["expert_parallel"]
 
 
 def test_more_stages_than_layers_are_refused() -> None:

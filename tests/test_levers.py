@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -338,6 +339,19 @@ def test_only_one_is_left_to_quantise() -> None:
     assert said("gpt-oss-120b", asked("h100", kv_dtypes=("int4",), contexts=(8192,))) == ""
 
 
+TYPED: dict[str, Callable[[str], dict[str, Any]]] = {
+    "--kv-dtype": lambda v: {"kv_dtypes": (v,)},
+    "--context": lambda v: {"contexts": (int(v),)},
+    "--batch": lambda v: {"users": (int(v),)},
+    "--gpu-memory-utilization": lambda v: {"utilizations": (float(v),)},
+    "--gpu": lambda v: {"gpus": gpus_named(v)},
+    "--tp": lambda v: {"tps": (int(v),)},
+    "--pp": lambda v: {"pps": (int(v),)},
+    "--dp": lambda v: {"dps": (int(v),)},
+    "--dcp": lambda v: {"dcp": int(v)},
+}
+
+
 def typed(named: PlanModel, query: PlanQuery, flags: str) -> tuple[PlanModel, PlanQuery]:
     """Model and query with flags on top, as the command line would read them."""
     words = shlex.split(flags)
@@ -350,17 +364,7 @@ def typed(named: PlanModel, query: PlanQuery, flags: str) -> tuple[PlanModel, Pl
         if flag == "--weights-dtype":
             named, query = quantised(named, query, value)
             continue
-        change: dict[str, Any] = {
-            "--kv-dtype": lambda v: {"kv_dtypes": (v,)},
-            "--context": lambda v: {"contexts": (int(v),)},
-            "--batch": lambda v: {"users": (int(v),)},
-            "--gpu-memory-utilization": lambda v: {"utilizations": (float(v),)},
-            "--gpu": lambda v: {"gpus": gpus_named(v)},
-            "--tp": lambda v: {"tps": (int(v),)},
-            "--pp": lambda v: {"pps": (int(v),)},
-            "--dp": lambda v: {"dps": (int(v),)},
-        }[flag](value)
-        query = replace(query, **change)
+        query = replace(query, **TYPED[flag](value))
     return named, query
 
 

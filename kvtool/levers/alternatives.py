@@ -23,6 +23,7 @@ from kvtool.levers.changes import (
     weights,
 )  # fmt: skip
 from kvtool.levers.presets import cheapest, more_of
+from kvtool.levers.splits import other_splits
 from kvtool.plan import planned
 from kvtool.planning import Split
 from kvtool.solving import MOST_UTILIZATION, solve
@@ -125,5 +126,5 @@ def _other_gpus(
 
 
 SAME_GPUS: tuple[Changes, ...] = (
-    spread_experts, _utilization, kv_dtypes, weights, _context, _users,
+    spread_experts, other_splits, _utilization, kv_dtypes, weights, _context, _users,
 )  # fmt: skip
