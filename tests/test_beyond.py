@@ -191,16 +191,62 @@ def test_the_estimate_is_what_a_run_comes_to(
     assert mixed["tpot_s_p50"] == pytest.approx(found.mixed_tpot_s, rel=0.05)
 
 
-def test_the_rule_weighs_times_between_tokens_against_requests() -> None:
+@pytest.mark.parametrize(
+    ("prefill", "prompt", "output"), [(1, 4096, 256), (1, 7936, 256), (2, 161, 338)]
+)
+def test_undivided_at_the_same_rate_is_what_a_run_comes_to(
+    kvtool: Callable[..., Ran], prefill: int, prompt: int, output: int
+) -> None:
+    """Requests that come by chance, at the rate that the divided GPUs serve."""
+    found = apart(f"h100:{prefill}", "h100:1", prompt, output)
+    rate = found.same_requests_per_s / (prefill + 1)
+    run = kvtool(
+        "simulate", "--model", "llama-3-8b", "--gpu", "h100", "--rate", f"{rate:.4f}",
+        "--prompt-dist", f"fixed:{prompt}", "--output-dist", f"fixed:{output}", "--prompt-cap", "8192",
+        "--num-requests", str(min(2000, 16 * found.batch)), "--max-num-seqs", str(found.batch),
+        "--max-model-len", "8192", "--json", "-q",
+    ).json["rows"][0]  # fmt: skip
+    assert run["tpot_s_p50"] == pytest.approx(found.same_rate_mixed_tpot_s, rel=0.15)
+    assert found.same_rate_mixed_tpot_s < found.mixed_tpot_s
+
+
+def test_the_rule_weighs_times_between_tokens_against_requests_at_one_rate() -> None:
     found = apart("h100", "h100", 7936, 256)
-    assert found.saved_tpot_share == pytest.approx(1 - found.settled_tpot_s / found.mixed_tpot_s)
+    assert found.same_requests_per_s == found.requests_per_s < found.mixed_requests_per_s
+    assert found.same_rate_tpot_s == found.settled_tpot_s
+    saved = 1 - found.same_rate_tpot_s / found.same_rate_mixed_tpot_s
+    assert found.saved_tpot_share == pytest.approx(saved)
     lost = 1 - found.requests_per_s / found.mixed_requests_per_s
     assert found.lost_requests_share == pytest.approx(lost)
+    assert found.saved_tpot_share > found.lost_requests_share > 0
     assert found.pays
+    assert "at the same requests/s" in found.rule
+    # To be as fast undivided, they would serve fewer still.
+    assert found.mixed_requests_per_s_at_tpot < found.requests_per_s
     # Of 9 prefill GPUs for one decode GPU of short prompts nearly all is idle.
     idle = apart("h100:9", "h100", 64, 512)
     assert idle.idle_share > 0.8
     assert not idle.pays
+
+
+def test_gpus_that_wait_would_decode_faster_undivided() -> None:
+    # Six for prompts keep no more than 1 in 3 busy; undivided at that rate, seven decode small batches.
+    found = apart("h100:6", "h100:1", 4096, 256)
+    assert found.prefill_gpus_per_decode_gpu < 2
+    assert found.same_rate_tpot_s == pytest.approx(found.tpot_s)
+    # Each at its own highest rate, 27 ms against 72 would seem to speak for dividing them.
+    assert found.same_rate_mixed_tpot_s < found.same_rate_tpot_s < found.mixed_tpot_s
+    assert found.mixed_requests_per_s_at_tpot > 2 * found.requests_per_s
+    assert not found.pays
+
+
+def test_where_more_are_served_apart_both_are_taken_at_the_undivided_rate() -> None:
+    # L4s read slowly and hold few requests: prompts are all that they are good for.
+    found = apart("l4:8", "h100:1", 7000, 300)
+    assert found.same_requests_per_s == found.mixed_requests_per_s < found.requests_per_s
+    assert found.same_rate_tpot_s < found.settled_tpot_s
+    assert found.lost_requests_share < 0
+    assert found.pays
 
 
 def test_a_slow_link_binds() -> None:
