@@ -135,9 +135,25 @@ def test_no_number_of_gpus_and_the_nearest_miss() -> None:
     assert "no number of h100-sxm fits 1 user at 131,072 tokens" in found.error.message
     # tp 8 and 32 stages, a layer of one head each: 131,072 × 2 × 128 × 2 bytes.
     assert found.plan.missing_bytes == 131072 * 512 - 1000
+    assert found.plan.case.gpus == 8 * 32
     with pytest.raises(KvtoolError, match="does not divide") as error:
         solved("gpus", tps=(3,))
     assert error.value.code == "tp_does_not_divide"
+
+
+def test_more_gpus_do_not_help_an_engine_of_one_process() -> None:
+    # 131 GiB of weights on one H100, however many there are: not 64 of them for 64 users.
+    query = asked("h100", "transformers", users=(64,), contexts=(8192,))
+    found = solve("gpus", model("llama-3-70b"), query)
+    one = plan_first(model("llama-3-70b"), replace(query, users=(None,)))
+    assert (found.value, found.plan.case.gpus) == (None, 1)
+    assert found.error is not None
+    assert f"1 × h100-sxm lacks {one.missing_bytes / GIB:.2f} GiB a GPU" in found.error.message
+    assert "more GPUs do not help: transformers runs in one process" in found.error.message
+    assert "more or larger" not in found.error.hint
+    # Replicas that were asked for are those that are planned.
+    given = solve("gpus", model("llama-3-70b"), replace(query, dps=(2,)))
+    assert given.plan.case.gpus == 2
 
 
 def test_the_lowest_share_of_the_memory() -> None:
