@@ -6,9 +6,11 @@ from dataclasses import replace
 
 from planned_models import asked, model
 
-from kvtool.levers import Alternative, alternatives
-from kvtool.plan_query import PlanQuery
-from kvtool.planning import cases_of
+from kvtool.levers import Alternative, alternatives, instead
+from kvtool.levers.presets import gpu_change
+from kvtool.plan_query import PlanQuery, gpus_named
+from kvtool.planning import cases_of, split_of
+from kvtool.solving import solve
 
 
 def others(name: str, query: PlanQuery) -> tuple[Alternative, ...]:
@@ -50,3 +52,47 @@ def test_a_split_undoes_flags_that_were_typed() -> None:
     large = asked("h100:8", "vllm", dps=(8,), contexts=(32768,), users=(64,))
     assert splits_of("deepseek-v3", large) == [("--tp 8 --dp 1 --dcp 8", False)]
     assert splits_of("deepseek-v3", replace(large, dps=(1,), dcp=8, tps=(8,))) == []
+
+
+def instead_of(what: str, name: str, query: PlanQuery) -> list[str]:
+    found = solve(what, model(name), query)
+    assert found.error is not None
+    ways = instead(model(name), query, found)
+    assert all(one.fits for one in ways)
+    return [one.change.flags for one in ways]
+
+
+def test_what_to_do_where_nothing_is_found() -> None:
+    alone = asked("h100", "transformers", contexts=(8192,), users=(64,))
+    # One process has all 131 GiB on one GPU: an MI300X holds 16 of the 64 users, 40 GiB, beside them.
+    assert instead_of("gpus", "llama-3-70b", alone)[0] == "--gpu mi300x:4 --tp 1 --dp 4"
+    wide = asked("h100:16", "vllm", contexts=(32768,), users=(64,))
+    found = instead_of("kv-dtype", "deepseek-v3", wide)
+    assert found == ["--tp 16 --dcp 8", "--tp 2 --dp 8 --dcp 2 --ep", "--context 5824"]
+    # A single request, and a single token: the users are not what is in the way.
+    tight = asked("h100", "vllm", contexts=(8192,), users=(64,))
+    batch = instead_of("batch", "llama-3-70b", tight)
+    assert batch[0] == "--weights-dtype int4"
+    context = instead_of("context", "llama-3-70b", tight)
+    assert context[0] == "--weights-dtype fp8"
+
+
+def test_an_engine_without_fp8_caches_is_offered_none() -> None:
+    query = asked("h100", "transformers", contexts=(8192,), users=(64,))
+    flags = {one.change.flags for one in others("llama-3-70b", query)}
+    assert "--weights-dtype int4" in flags
+    assert not any("--kv-dtype" in one for one in flags)
+
+
+def test_what_is_shared_is_not_called_copied() -> None:
+    query = asked("h200:8", "vllm", contexts=(32768,), users=(2000,))
+    plain = gpu_change(model("deepseek-v3"), query, split_of(query.gpus[0], 8, 1, 1))
+    assert "every rank of tp keeps all of a latent cache" in plain.caveat
+    shared = replace(query, dcp=8)
+    assert (
+        "latent"
+        not in gpu_change(model("deepseek-v3"), shared, split_of(query.gpus[0], 8, 1, 1)).caveat
+    )
+    heads = split_of(gpus_named("h100:16")[0], 16, 1, 1)
+    assert "8 KV heads are copied" in gpu_change(model("llama-3-70b"), query, heads).caveat
+    assert "copied" not in gpu_change(model("llama-3-70b"), replace(query, dcp=2), heads).caveat

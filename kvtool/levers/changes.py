@@ -129,9 +129,8 @@ def weights(model: PlanModel, query: PlanQuery, plan: Planned) -> Iterator[Chang
         return
     for name in WEIGHTS:
         smaller, asked = quantised(model, query, name)
-        layout = plan.case.holder.layout
-        one = plan_first(smaller, asked, look_for_context=False).case.memory.of("weights")
-        whole = one * layout.tp * layout.pp
+        assert smaller.stored is not None, "why_not"
+        whole = smaller.stored.bytes if asked.weights is None else asked.weights
         on_gpu = caveats.support(plan.case.gpu, KvDtype(k=DTYPES[name], v=DTYPES[name]))
         note = "" if on_gpu == caveats.NATIVE else f"{name} on {plan.case.gpu.id}: {on_gpu}; "
         yield Change(
