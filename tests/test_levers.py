@@ -374,7 +374,7 @@ MODELS = ("llama-3.1-8b", "qwen3-30b-a3b", "gpt-oss-120b", "gemma-3-27b", "deeps
 @settings(max_examples=12, deadline=None)
 @given(
     name=st.sampled_from(MODELS),
-    gpu=st.sampled_from(("h100", "a100-40gb:2", "l4:4", "h200:8")),
+    gpu=st.sampled_from(("h100", "a100-40gb:2", "l4:4", "h200:8", "h100:16")),
     engine=st.sampled_from(("ideal", "vllm")),
     users=st.one_of(st.none(), st.integers(1, 400)),
     context=st.integers(1, 32768),
