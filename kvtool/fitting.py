@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from kvtool.engine_memory import Line
 
 NODE = 8
-"""GPUs of a node: tensor parallelism, which exchanges in every layer, stays within one."""
+"""GPUs of a node: tensor parallelism, which exchanges in every layer, is looked for within one."""
 TPS = (8, 4, 2, 1)
 
 _Cut = tuple[int, int, int]
@@ -108,6 +108,67 @@ def splits(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """GPUs as `dp` replicas of tp × pp ranks, with tokens shared by dcp of tp's ranks."""
+
+    tp: int
+    pp: int
+    dp: int
+    dcp: int = 1
+    expert_parallel: bool = False
+
+    def __str__(self) -> str:
+        words = [f"tp {self.tp}", f"pp {self.pp}", f"dp {self.dp}"]
+        words += [f"dcp {self.dcp}"] if self.dcp > 1 else []
+        return ", ".join(words + (["experts spread"] if self.expert_parallel else []))
+
+    @property
+    def flags(self) -> str:
+        """As typed, whatever was typed before."""
+        words = f"--tp {self.tp} --pp {self.pp} --dp {self.dp} --dcp {self.dcp}"
+        return words + (" --ep" if self.expert_parallel else "")
+
+    def on(self, query: PlanQuery, gpu: GpuPreset) -> PlanQuery:
+        """The query's first of everything else, on these GPUs."""
+        split = Split(gpu=gpu, tp=self.tp, pp=self.pp, replicas=self.dp)
+        return replace(
+            on(query, split),
+            engines=query.engines[:1],
+            dcp=self.dcp,
+            expert_parallel=self.expert_parallel,
+            kv_dtypes=query.kv_dtypes[:1],
+            utilizations=query.utilizations[:1],
+            contexts=query.contexts[:1],
+            users=query.users[:1],
+        )
+
+
+def ways_of(model: PlanModel, count: int) -> Iterator[Way]:
+    """tp, pp and replicas that multiply to the count; with experts, both ways to hold them."""
+    for tp in divisors(count):
+        for pp in divisors(count // tp):
+            dp = count // tp // pp
+            # The first of two alike is kept; over replicas spread experts, which need not divide by the ranks.
+            spreads = (False, True) if dp == 1 else (True, False)
+            spreads = spreads if has_experts(model) and tp * dp > 1 else (False,)
+            for dcp in divisors(tp):
+                for spread in spreads:
+                    yield Way(tp=tp, pp=pp, dp=dp, dcp=dcp, expert_parallel=spread)
+
+
+def has_experts(model: PlanModel) -> bool:
+    """Whether weights are counted that --ep spreads."""
+    return model.stored is not None and any(
+        one.part.role == "experts" for one in model.stored.parts
+    )
+
+
+def divisors(count: int) -> list[int]:
+    """From 1 to the count."""
+    return [one for one in range(1, count + 1) if not count % one]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fitting:
     """A model and the first of everything that is asked, but for the GPUs."""
 
@@ -127,7 +188,7 @@ class Fitting:
             need = self._needed(split, holder)
         except KvtoolError:
             return math.inf
-        return max(0, need - left) if left > 0 else max(1, need - left)
+        return max(0, need - left)
 
     def case(self, split: Split) -> PlanCase:
         """As planned by itself."""

@@ -296,12 +296,24 @@ def weights_line(model: PlanModel, query: PlanQuery, split: Split, engine: str) 
             "weights", -(-model.exact.bytes // ranks), f"{model.exact.source}, an equal share"
         )
     sharers = sharers_of(query, engine, split)
+    if sharers > 1 and not query.expert_parallel:
+        _check_cut(model.stored, split.tp * sharers)
     experts = split.tp * sharers if query.expert_parallel or sharers > 1 else 1
     count = _rank_bytes(model.stored, model.shape.num_modules, split.tp, split.pp, experts)
     if model.exact is None:
         return fixed("weights", count, model.stored.basis)
     share = -(-count * model.exact.bytes // model.stored.bytes)  # cut as what was counted is
     return fixed("weights", share, model.exact.source)
+
+
+def _check_cut(weights: Stored, ranks: int) -> None:
+    """Experts that are not spread are cut, and vLLM asserts that their columns divide by the ranks."""
+    for one in weights.parts:
+        if one.part.role == "experts" and one.part.pieces % ranks:
+            raise usage_error(
+                f"experts of {one.part.pieces:,} columns are not cut over the {ranks:,} ranks of all replicas",
+                "add --ep, which spreads whole experts, or ask for other --dp or --tp",
+            )
 
 
 @lru_cache(maxsize=1024)

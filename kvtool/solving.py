@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kvtool.cache import check_parallel
 from kvtool.capacity import LONGEST, longest
 from kvtool.engine_memory.usable import SHARE_WORD
+from kvtool.engine_rows import ROWS
 from kvtool.errors import KvtoolError, did_you_mean, usage_error
 from kvtool.fitting import TPS, Fitting, context_of, count_of, fitting, on, plan_first
 from kvtool.planning import Split
@@ -78,14 +79,20 @@ def _batch(model: PlanModel, query: PlanQuery) -> Solved:
     one = plan_first(model, replace(query, users=(None,)))
     if not one.fits:
         return _none("batch", one, f"{_asked(one)} does not fit")
-    each = one.holds.max_concurrency
+    each = one.holds.whole_requests
     if query.max_num_seqs is not None:
         each = min(each, query.max_num_seqs)
-    if not math.isfinite(each):
+    elif not math.isfinite(one.holds.max_concurrency):
         raise KvtoolError(
             f"{model.subject.name} caches nothing: memory limits no batch", "give --max-num-seqs"
         )
-    value = math.floor(each) * one.case.replicas
+
+    def fits(users: int) -> bool:
+        asked = replace(query, users=(users,))
+        return plan_first(model, asked, look_for_context=False).fits
+
+    # An engine that is to run more requests than its default keeps more memory for them.
+    value = longest(lambda many: fits(many * one.case.replicas), each) * one.case.replicas
     whole = plan_first(model, replace(query, users=(value,)))
     return Solved(what="batch", value=value, flags=f"--batch {value}", plan=whole)
 
@@ -115,8 +122,33 @@ def _gpus(model: PlanModel, query: PlanQuery) -> Solved:
         tp, pp = query.tps[0] or 1, query.pps[0]
         plan_first(model, on(query, Split(gpu=gpu, tp=tp, pp=pp, replicas=query.dps[0] or 1)))
         raise usage_error(f"{gpu.id} cannot be planned with", "choose another with --gpu")
-    closest = plan_first(model, on(query, nearest[1]))
-    return _none("gpus", closest, f"no number of {gpu.id} fits {_asked(closest)}")
+    missing, split = nearest
+    if query.dps[0] is None and not query.expert_parallel:
+        split = replace(
+            split, replicas=1
+        )  # as many as users change nothing but how they are shared out
+    closest = plan_first(model, on(query, split))
+    if split is nearest[1]:
+        return _none("gpus", closest, f"no number of {gpu.id} fits {_asked(closest)}")
+    return Solved(what="gpus", value=None, flags="", plan=closest, error=_no_gpus(closest, missing))
+
+
+def _no_gpus(nearest: Planned, least: float) -> KvtoolError:
+    """The error where a replica of the nearest miss is short of so many bytes a GPU for its first request:
+    others take users off it, no weights."""
+    case = nearest.case
+    layout = case.holder.layout
+    ranks, engine = layout.tp * layout.pp, case.holder.engine
+    one = f"{ranks:,} × {case.gpu.id}" + (f" (tp {layout.tp}, pp {layout.pp})" if ranks > 1 else "")
+    why = "replicas share users, not weights"
+    if ROWS[engine].one_process:
+        why = f"{engine} runs in one process, and {why}"
+    return KvtoolError(
+        f"{case.holder.subject.name}: no number of {case.gpu.id} fits {_asked(nearest)}: for a single request "
+        f"{one} lacks {format_bytes(int(least))} a GPU, and more GPUs do not help: {why}",
+        _WAYS.get(nearest.binds, _WAYS["users"]).replace("more or larger GPUs", "larger GPUs"),
+        code="does_not_fit",
+    )
 
 
 def _cuts(model: PlanModel, query: PlanQuery) -> Iterator[tuple[int, int]]:

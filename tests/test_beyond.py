@@ -63,7 +63,8 @@ def test_all_ways_to_split_are_there_and_the_best_is_first() -> None:
 def test_a_row_is_that_of_the_plan() -> None:
     _, _, case = case_of("llama-3-70b", "h100:8", tps=(4,), pps=(2,))
     row = next(r for r in ways("llama-3-70b", "h100", 8).rows if (r["tp"], r["pp"]) == (4, 2))
-    assert row == plan_row(planned(case)) | {"kv_copies": 1.0}
+    flags = "--tp 4 --pp 2 --dp 1 --dcp 1"
+    assert row == plan_row(planned(case)) | {"kv_copies": 1.0, "flags": flags}
 
 
 def test_heads_that_do_not_divide_are_refused_with_the_reason() -> None:
@@ -94,11 +95,32 @@ def test_latents_are_whole_on_each_rank_unless_tokens_are_shared() -> None:
 
 
 def test_experts_are_spread_over_replicas_too() -> None:
-    rows = [r for r in ways("qwen3-30b-a3b", "h100", 4).rows if (r["tp"], r["pp"]) == (1, 1)]
+    found = ways("qwen3-30b-a3b", "h100", 4, "ideal")
+    rows = [r for r in found.rows if (r["tp"], r["pp"]) == (1, 1)]
     weights = {row["expert_parallel"]: row["weights_bytes"] for row in rows}
     experts = 48 * 128 * 3 * 2048 * 768 * 2
     assert weights[False] - weights[True] == experts * 3 // 4
     assert not any(row["expert_parallel"] for row in ways("llama-3-8b", "h100", 2).rows)
+
+
+def test_experts_that_are_spread_over_one_replica_are_no_row_of_their_own() -> None:
+    rows = ways("deepseek-v3", "h200", 16).rows
+    cuts = [(row["tp"], row["pp"], row["dp"], row["dcp"]) for row in rows]
+    spread = [row["dp"] for row in rows if row["expert_parallel"]]
+    assert spread
+    assert min(spread) > 1
+    assert len(cuts) == len(set(cuts)) + len(spread)
+    # 60 experts are no whole number on 8 ranks: 7.5 of their bytes, or 8 whole ones.
+    odd = [row for row in ways("qwen1.5-moe-a2.7b", "h100", 8).rows if row["tp"] == 8]
+    assert {row["expert_parallel"] for row in odd} == {False, True}
+
+
+def test_flags_of_a_way_are_its_own() -> None:
+    for row in ways("deepseek-v3", "h200", 4).rows:
+        words = row["flags"].split()
+        named = dict(zip(words[:8:2], map(int, words[1:8:2]), strict=True))
+        assert named == {f"--{name}": row[name] for name in ("tp", "pp", "dp", "dcp")}
+        assert (words[8:] == ["--ep"]) == row["expert_parallel"]
 
 
 def test_more_stages_than_layers_are_refused() -> None:
@@ -141,7 +163,7 @@ def test_seconds_by_hand() -> None:
 def test_the_batch_is_what_fits_at_the_end() -> None:
     found = apart("h100", "h100", 4096, 512)
     _, _, case = case_of("llama-3-8b", contexts=(4608,))
-    assert found.batch == int(planned(case).holds.max_concurrency)
+    assert found.batch == planned(case).holds.whole_requests
 
 
 @pytest.mark.parametrize(
@@ -170,16 +192,62 @@ def test_the_estimate_is_what_a_run_comes_to(
     assert mixed["tpot_s_p50"] == pytest.approx(found.mixed_tpot_s, rel=0.05)
 
 
-def test_the_rule_weighs_times_between_tokens_against_requests() -> None:
+@pytest.mark.parametrize(
+    ("prefill", "prompt", "output"), [(1, 4096, 256), (1, 7936, 256), (2, 161, 338)]
+)
+def test_undivided_at_the_same_rate_is_what_a_run_comes_to(
+    kvtool: Callable[..., Ran], prefill: int, prompt: int, output: int
+) -> None:
+    """Requests that come by chance, at the rate that the divided GPUs serve."""
+    found = apart(f"h100:{prefill}", "h100:1", prompt, output)
+    rate = found.same_requests_per_s / (prefill + 1)
+    run = kvtool(
+        "simulate", "--model", "llama-3-8b", "--gpu", "h100", "--rate", f"{rate:.4f}",
+        "--prompt-dist", f"fixed:{prompt}", "--output-dist", f"fixed:{output}", "--prompt-cap", "8192",
+        "--num-requests", str(min(2000, 16 * found.batch)), "--max-num-seqs", str(found.batch),
+        "--max-model-len", "8192", "--json", "-q",
+    ).json["rows"][0]  # fmt: skip
+    assert run["tpot_s_p50"] == pytest.approx(found.same_rate_mixed_tpot_s, rel=0.15)
+    assert found.same_rate_mixed_tpot_s < found.mixed_tpot_s
+
+
+def test_the_rule_weighs_times_between_tokens_against_requests_at_one_rate() -> None:
     found = apart("h100", "h100", 7936, 256)
-    assert found.saved_tpot_share == pytest.approx(1 - found.settled_tpot_s / found.mixed_tpot_s)
+    assert found.same_requests_per_s == found.requests_per_s < found.mixed_requests_per_s
+    assert found.same_rate_tpot_s == found.settled_tpot_s
+    saved = 1 - found.same_rate_tpot_s / found.same_rate_mixed_tpot_s
+    assert found.saved_tpot_share == pytest.approx(saved)
     lost = 1 - found.requests_per_s / found.mixed_requests_per_s
     assert found.lost_requests_share == pytest.approx(lost)
+    assert found.saved_tpot_share > found.lost_requests_share > 0
     assert found.pays
+    assert "at the same requests/s" in found.rule
+    # To be as fast undivided, they would serve fewer still.
+    assert found.mixed_requests_per_s_at_tpot < found.requests_per_s
     # Of 9 prefill GPUs for one decode GPU of short prompts nearly all is idle.
     idle = apart("h100:9", "h100", 64, 512)
     assert idle.idle_share > 0.8
     assert not idle.pays
+
+
+def test_gpus_that_wait_would_decode_faster_undivided() -> None:
+    # Six for prompts keep no more than 1 in 3 busy; undivided at that rate, seven decode small batches.
+    found = apart("h100:6", "h100:1", 4096, 256)
+    assert found.prefill_gpus_per_decode_gpu < 2
+    assert found.same_rate_tpot_s == pytest.approx(found.tpot_s)
+    # Each at its own highest rate, 27 ms against 72 would seem to speak for dividing them.
+    assert found.same_rate_mixed_tpot_s < found.same_rate_tpot_s < found.mixed_tpot_s
+    assert found.mixed_requests_per_s_at_tpot > 2 * found.requests_per_s
+    assert not found.pays
+
+
+def test_where_more_are_served_apart_both_are_taken_at_the_undivided_rate() -> None:
+    # L4s read slowly and hold few requests: prompts are all that they are good for.
+    found = apart("l4:8", "h100:1", 7000, 300)
+    assert found.same_requests_per_s == found.mixed_requests_per_s < found.requests_per_s
+    assert found.same_rate_tpot_s < found.settled_tpot_s
+    assert found.lost_requests_share < 0
+    assert found.pays
 
 
 def test_a_slow_link_binds() -> None:
@@ -261,7 +329,7 @@ def test_ranks_load_side_by_side_and_share_the_disk() -> None:
 
 @pytest.mark.parametrize("engine", ["vllm", "ideal"])
 def test_copies_of_latents_are_offloaded_each(engine: str) -> None:
-    _, _, case = case_of("deepseek-v3", "h200:16", engine)
+    _, _, case = case_of("deepseek-v3", "h200:16", engine, tps=(16,))
     (cpu,) = offload(case, None, cpu_bytes=TIB, disk_bytes=0, cpu_bandwidth=50e9, disk_bandwidth=1)
     assert cpu.request_bytes == 16 * 8192 * 576 * 2 * 61
     assert cpu.requests == pytest.approx(TIB / cpu.request_bytes, rel=1e-3)

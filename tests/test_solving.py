@@ -64,6 +64,13 @@ def test_the_most_users_at_a_context(more: dict[str, Any], users: int) -> None:
     assert found.plan.case.users == users
 
 
+def test_the_null_block_is_no_requests() -> None:
+    # 5 GiB are five requests of 512 blocks, of which vLLM sets one aside: four run.
+    assert solved("batch", engine="vllm", kv_memory=5 * GIB).value == 4
+    assert solved("batch", engine="vllm", kv_memory=5 * GIB + 16 * 128 * 1024).value == 5
+    assert solved("batch", kv_memory=5 * GIB).value == 5
+
+
 @pytest.mark.parametrize(
     ("users", "dtype"), [(20, "auto"), (21, "fp8"), (40, "fp8"), (41, "int4"), (75, "int4")]
 )
@@ -80,11 +87,12 @@ def test_keys_and_values_apart_come_last_and_an_engine_has_what_it_has() -> None
     none = solved("kv-dtype", engine="vllm", users=(41,))
     assert none.value is None
     assert none.plan.case.holder.layout.kv.name == "fp8"
-    assert none.plan.missing_bytes == GIB // 2
+    block = none.plan.holds.bytes_per_block or 0  # that vLLM sets aside
+    assert none.plan.missing_bytes == GIB // 2 + block
     assert none.error is not None
     assert (none.error.code, none.error.exit_code) == ("does_not_fit", 1)
     assert "no KV dtype of vllm fits 41 users at 8,192 tokens" in none.error.message
-    assert "512.00 MiB" in none.error.message
+    assert "513.00 MiB" in none.error.message
 
 
 @pytest.mark.parametrize(
@@ -110,10 +118,11 @@ def test_the_fewest_gpus(more: dict[str, Any], flags: str) -> None:
 
 
 def test_a_latent_is_not_cut_by_tensor_parallelism() -> None:
-    # DeepSeek-V3 in bf16 on H200s: with tp 8 every rank keeps all 512 latents.
+    # With tp 8 every rank keeps all latents: 512 × 8,192 × 1,152 bytes × 61 layers are 275 GiB. Nine stages
+    # of seven layers hold 31.5 GiB each, beside 72 of weights in fp8.
     query = asked("h200", "vllm", users=(512,), contexts=(8192,))
     found = solve("gpus", model("deepseek-v3"), query)
-    assert found.flags == "--gpu h200:16 --tp 1 --pp 16"
+    assert found.flags == "--gpu h200:9 --tp 1 --pp 9"
     wide = plan_first(
         model("deepseek-v3"),
         on(query, Split(gpu=query.gpus[0].preset, tp=8, pp=2, replicas=1)),
@@ -128,9 +137,25 @@ def test_no_number_of_gpus_and_the_nearest_miss() -> None:
     assert "no number of h100-sxm fits 1 user at 131,072 tokens" in found.error.message
     # tp 8 and 32 stages, a layer of one head each: 131,072 × 2 × 128 × 2 bytes.
     assert found.plan.missing_bytes == 131072 * 512 - 1000
+    assert found.plan.case.gpus == 8 * 32
     with pytest.raises(KvtoolError, match="does not divide") as error:
         solved("gpus", tps=(3,))
     assert error.value.code == "tp_does_not_divide"
+
+
+def test_more_gpus_do_not_help_an_engine_of_one_process() -> None:
+    # 131 GiB of weights on one H100, however many there are: not 64 of them for 64 users.
+    query = asked("h100", "transformers", users=(64,), contexts=(8192,))
+    found = solve("gpus", model("llama-3-70b"), query)
+    one = plan_first(model("llama-3-70b"), replace(query, users=(None,)))
+    assert (found.value, found.plan.case.gpus) == (None, 1)
+    assert found.error is not None
+    assert f"1 × h100-sxm lacks {one.missing_bytes / GIB:.2f} GiB a GPU" in found.error.message
+    assert "more GPUs do not help: transformers runs in one process" in found.error.message
+    assert "more or larger" not in found.error.hint
+    # Replicas that were asked for are those that are planned.
+    given = solve("gpus", model("llama-3-70b"), replace(query, dps=(2,)))
+    assert given.plan.case.gpus == 2
 
 
 def test_the_lowest_share_of_the_memory() -> None:

@@ -2,13 +2,12 @@
 
 from kvtool.beyond.apart import Apart, disaggregation, prefill_on
 from kvtool.beyond.tiers import Offload, offload
-from kvtool.beyond.ways import Refused, Way, Ways, parallel_rows
+from kvtool.beyond.ways import Refused, Ways, parallel_rows
 
 __all__ = [
     "Apart",
     "Offload",
     "Refused",
-    "Way",
     "Ways",
     "disaggregation",
     "offload",

@@ -1,8 +1,9 @@
 """Prefill and decode on GPUs of their own, by a few lines of arithmetic: `kvtool simulate --disaggregate` runs it.
 
-Steps take what the roofline says (kvtool.step_law), and all requests are alike. Undivided, the same GPUs
-serve both: while a request decodes, as many prompts are computed as decode, in steps that they fill up to
-max_batched_tokens; in the other steps all decode alone.
+All requests are alike. Undivided, the same GPUs serve both: while a request decodes, as many prompts are
+computed as decode, in some of its steps; in the others all decode alone (kvtool.beyond.instances). The two are
+compared at the same requests a second, as DistServe (arXiv 2401.09670) compares rates at the same times: fewer
+requests decode faster however the GPUs are shared out.
 """
 
 from __future__ import annotations
@@ -11,6 +12,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvtool import prefill as arithmetic
+from kvtool.beyond.instances import (
+    Kind,
+    decoding,
+    full,
+    full_rate,
+    mixed,
+    mixed_rate_within,
+    step_s,
+)  # fmt: skip
 from kvtool.config import LoadedConfig
 from kvtool.engines import ideal
 from kvtool.errors import KvtoolError, usage_error
@@ -18,21 +28,18 @@ from kvtool.plan import planned, running
 from kvtool.plan_query import Gpus, PlanQuery
 from kvtool.planning import PlanModel, cases_of
 from kvtool.prefill import Prefill, prefill_of
-from kvtool.requests import SECOND_NS
 from kvtool.step_law import law_of
 
 if TYPE_CHECKING:
     from kvtool.catalog import GpuPreset
-    from kvtool.plan import PlanCase
     from kvtool.run import Row
-    from kvtool.sim.settings import StepTime
 
-HALVINGS = 40
 NOT_COUNTED = ("prefill_not_counted", "weights_not_counted")
 ESTIMATE = "an estimate for requests that are all alike and never wait; kvtool simulate --disaggregate runs it"
 RULE = (
-    "it pays where the time between tokens falls by a larger share than requests a second do, against the "
-    "same GPUs undivided"
+    "it pays where, at the same requests/s, the time between tokens falls by a larger share than the most "
+    "requests/s do, against the same GPUs undivided; the time to the first token, to which the transfer is "
+    "added, is not weighed"
 )
 
 
@@ -63,7 +70,7 @@ class Apart:
     prefill_gpus_per_decode_gpu: float
     """That keep both busy."""
     requests_per_s: float
-    """Of all these GPUs."""
+    """The most that all these GPUs serve apart."""
     binds: str
     """What more requests a second would need more of: prefill, link or decode."""
     settled_batch: float
@@ -74,29 +81,25 @@ class Apart:
     mixed_batch: float
     """Of an undivided instance of the decode GPU: less where prompts fill the tokens of all its steps."""
     mixed_tpot_s: float
-    """Of such an instance."""
+    """Of such an instance, which is never short of requests."""
     mixed_requests_per_s: float
-    """Of all these GPUs undivided."""
+    """The most that all these GPUs serve undivided."""
+    same_requests_per_s: float
+    """The smaller of the two: what both serve, and are compared at."""
+    same_rate_tpot_s: float
+    """Apart."""
+    same_rate_mixed_tpot_s: float
+    """Undivided: the mean of all requests, of which each instance gets its part."""
+    mixed_requests_per_s_at_tpot: float
+    """What the undivided GPUs serve if their tokens are to come as fast as those apart at that rate."""
     saved_tpot_share: float
-    """What decode loses to prefills in mixed steps: of the time between tokens."""
+    """What decode loses to prefills in mixed steps, at the same rate: of the time between tokens."""
     lost_requests_share: float
-    """Of the requests a second of undivided GPUs; below 0: there are more apart."""
+    """Of the most that the undivided GPUs serve; below 0: there are more apart."""
     pays: bool
-    notes: tuple[str, ...] = (ESTIMATE, RULE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind:
-    """Instances of one kind of GPU. `batch`: requests with all their output that one holds; 0: none."""
-
-    case: PlanCase
-    prefill: Prefill
-    law: StepTime
-    batch: int
-
-    @property
-    def instances(self) -> int:
-        return self.case.replicas
+    rule: str = RULE
+    """Of `pays`, in a sentence."""
+    notes: tuple[str, ...] = (ESTIMATE,)
 
 
 def disaggregation(
@@ -126,11 +129,11 @@ def disaggregation(
         link_bits_per_s=link_bits_per_s,
         **_named("prefill", first),
         **_named("decode", second),
-        **_times(first, second, link_bits_per_s, prompt, output),
+        **_times(first, second, link_bits_per_s),
     )
 
 
-def _named(name: str, kind: _Kind) -> Row:
+def _named(name: str, kind: Kind) -> Row:
     return {
         f"{name}_gpu": kind.case.gpu.id,
         f"{name}_gpus": kind.case.gpus,
@@ -138,17 +141,17 @@ def _named(name: str, kind: _Kind) -> Row:
     }
 
 
-def _times(first: _Kind, second: _Kind, link: float, prompt: int, output: int) -> Row:
+def _times(first: Kind, second: Kind, link: float) -> Row:
     """Of one request, of all of them apart, and of the same GPUs undivided."""
-    holder = first.case.holder
+    holder, prompt = first.case.holder, first.prompt
     whole = replace(holder.layout, tp=1, dcp=1, block_size=None)
     kv_bytes = ideal.size(whole, context=prompt, encoder=holder.encoder).bytes
     transfer_s, prefill_s = kv_bytes * 8 / link, _prefill_s(first.prefill, prompt)
-    tpot_s = _step_s(second, second.batch, 0.0, prompt, output)
+    tpot_s = step_s(second, second.batch)
     rates = {
         "prefill": first.instances / prefill_s,
         "link": first.instances / transfer_s,
-        "decode": second.instances * second.batch / tpot_s / (output - 1),
+        "decode": second.instances * second.batch / tpot_s / second.steps,
     }
     return {
         "kv_bytes": kv_bytes,
@@ -156,21 +159,19 @@ def _times(first: _Kind, second: _Kind, link: float, prompt: int, output: int) -
         "prefill_s": prefill_s,
         "batch": second.batch,
         "tpot_s": tpot_s,
-        "decode_s": (output - 1) * tpot_s,
-        **_apart(first, second, rates, prompt, output),
+        "decode_s": second.steps * tpot_s,
+        **_apart(first, second, rates),
     }
 
 
-def _apart(first: _Kind, second: _Kind, rates: dict[str, float], prompt: int, output: int) -> Row:
+def _apart(first: Kind, second: Kind, rates: dict[str, float]) -> Row:
     """What the slowest of them lets through, against the same GPUs undivided."""
     gpus = {"prefill": first.case.gpus, "decode": second.case.gpus}
     binds = min(rates, key=lambda name: rates[name])
     rate = rates[binds]
     idle = sum(count * (1 - rate / rates[name]) for name, count in gpus.items())
-    settled, settled_s = _settled(second, rate / second.instances, prompt, output)
-    mixed_batch, mixed_tpot_s = _mixed(second, prompt, output)
-    mixed = sum(_mixed_rate(kind, prompt, output) for kind in (first, second))
-    saved, lost = 1 - settled_s / mixed_tpot_s, 1 - rate / mixed
+    settled, settled_s = decoding(second, rate / second.instances)
+    mixed_batch, mixed_tpot_s = full(second)
     return {
         "prefill_gpus_per_decode_gpu": (
             rates["decode"] / gpus["decode"] / (rates["prefill"] / gpus["prefill"])
@@ -182,14 +183,44 @@ def _apart(first: _Kind, second: _Kind, rates: dict[str, float], prompt: int, ou
         "idle_share": idle / sum(gpus.values()),
         "mixed_batch": mixed_batch,
         "mixed_tpot_s": mixed_tpot_s,
-        "mixed_requests_per_s": mixed,
-        "saved_tpot_share": saved,
-        "lost_requests_share": lost,
-        "pays": saved > lost,
+        **_compared(first, second, rate),
     }
 
 
-def _kind(model: PlanModel, query: PlanQuery, gpus: Gpus, prompt: int, output: int) -> _Kind:
+def _compared(first: Kind, second: Kind, rate: float) -> Row:
+    """Both at the same requests a second: the most that each of them serves."""
+    whole = full_rate(first) + full_rate(second)
+    same = min(rate, whole)
+    _, apart_s = decoding(second, same / second.instances)
+    mixed_s = _undivided_s((first, second), same)
+    saved, lost = 1 - apart_s / mixed_s, 1 - rate / whole
+    return {
+        "mixed_requests_per_s": whole,
+        "same_requests_per_s": same,
+        "same_rate_tpot_s": apart_s,
+        "same_rate_mixed_tpot_s": mixed_s,
+        "mixed_requests_per_s_at_tpot": sum(
+            mixed_rate_within(kind, apart_s) for kind in (first, second)
+        ),
+        "saved_tpot_share": saved,
+        "lost_requests_share": lost,
+        "pays": saved > max(0.0, lost),
+    }
+
+
+def _undivided_s(kinds: tuple[Kind, ...], rate: float) -> float:
+    """Mean seconds between tokens of all requests, of which each kind gets as large a part of the most that
+    it serves."""
+    most = [full_rate(kind) for kind in kinds]
+    whole = sum(most)
+    return sum(
+        own / whole * mixed(kind, rate * own / whole / kind.instances)[1]
+        for kind, own in zip(kinds, most, strict=True)
+        if own
+    )
+
+
+def _kind(model: PlanModel, query: PlanQuery, gpus: Gpus, prompt: int, output: int) -> Kind:
     """Instances of one pipeline stage; the batch is what fits at the end of all outputs."""
     lost: list[KvtoolError] = []
     asked = replace(
@@ -203,17 +234,19 @@ def _kind(model: PlanModel, query: PlanQuery, gpus: Gpus, prompt: int, output: i
     (case,) = found
     holds = planned(case, look_for_context=False).holds
     prefill = prefill_on(model, query, case.gpu, case.holder.layout.tp, query.kv_dtypes[0])
-    return _Kind(
+    return Kind(
         case=case,
         prefill=prefill,
         law=law_of(prefill).step_time,
-        batch=0 if holds.max_concurrency < 1 else running(case, holds, 1),
+        batch=running(case, holds, 1) if holds.whole_requests else 0,
+        prompt=prompt,
+        output=output,
     )
 
 
-def _check_holds(kind: _Kind, tokens: int, name: str) -> None:
+def _check_holds(kind: Kind, tokens: int, name: str) -> None:
     case = kind.case
-    if planned(replace(case, context=tokens), look_for_context=False).holds.max_concurrency < 1:
+    if not planned(replace(case, context=tokens), look_for_context=False).holds.whole_requests:
         raise KvtoolError(
             f"{name}: an instance of {case.holder.layout.tp:,} × {case.gpu.id} holds no request of "
             f"{tokens:,} tokens",
@@ -226,55 +259,6 @@ def _prefill_s(prefill: Prefill, prompt: int) -> float:
     import numpy as np
 
     return float(arithmetic.seconds(prefill, np.array([prompt]), np.array([0]))[0])
-
-
-def _step_s(kind: _Kind, batch: float, chunk: float, prompt: int, output: int) -> float:
-    """Of a step that decodes a batch, half its output there, and computes so many tokens of prompts.
-
-    These are somewhere in their prompts: each attends to half of one, and a step reads the part that is
-    there of each prompt that it works on.
-    """
-    decoding = batch * (prompt + output / 2)
-    read = max(chunk, (prompt + chunk) / 2) if chunk else 0.0
-    pairs = decoding + chunk * (prompt + 1) / 2
-    tokens, requests = max(1, round(batch + chunk)), max(1, round(batch + chunk / prompt))
-    return kind.law.ns(tokens, round(decoding + read), round(pairs), requests=requests) / SECOND_NS
-
-
-def _mixed(kind: _Kind, prompt: int, output: int) -> tuple[float, float]:
-    """The batch of an undivided instance, and the mean seconds between the tokens of a request.
-
-    While it decodes, the prompts of a whole batch are computed, in steps that have no room for more tokens:
-    where these are all its steps, the batch is what they leave room for.
-    """
-    budget, steps = kind.case.holder.options.max_batched_tokens, output - 1
-    batch = min(float(kind.batch), budget / (1 + prompt / steps))
-    filled = batch * prompt / (budget - batch)
-    filled_s = _step_s(kind, batch, budget - batch, prompt, output)
-    alone_s = _step_s(kind, batch, 0.0, prompt, output)
-    return batch, (filled * filled_s + (steps - filled) * alone_s) / steps
-
-
-def _settled(kind: _Kind, rate: float, prompt: int, output: int) -> tuple[float, float]:
-    """The batch of a decode instance that is sent so many requests a second, and its step: fewer decode
-    faster. By Little's law the batch is the rate times the seconds that a request decodes."""
-    full_s = _step_s(kind, kind.batch, 0.0, prompt, output)
-    if rate * (output - 1) * full_s > kind.batch * (1 - 1e-9):
-        return float(kind.batch), full_s
-    low, high = 0.0, float(kind.batch)
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        stays_s = (output - 1) * _step_s(kind, middle, 0.0, prompt, output)
-        low, high = (middle, high) if rate * stays_s > middle else (low, middle)
-    return high, _step_s(kind, high, 0.0, prompt, output)
-
-
-def _mixed_rate(kind: _Kind, prompt: int, output: int) -> float:
-    """Requests a second of undivided instances; 0 where they hold no whole request."""
-    if not kind.batch:
-        return 0.0
-    batch, tpot_s = _mixed(kind, prompt, output)
-    return kind.instances * batch / tpot_s / (output - 1)
 
 
 def prefill_on(

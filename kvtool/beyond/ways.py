@@ -12,35 +12,20 @@ from typing import TYPE_CHECKING
 from kvtool.cache import check_parallel
 from kvtool.engines import ideal
 from kvtool.errors import KvtoolError
+from kvtool.fitting import Way, ways_of
 from kvtool.plan import plan_row, planned
-from kvtool.plan_query import Gpus, PlanQuery
 from kvtool.planning import PlanModel, cases_of
 
 if TYPE_CHECKING:
     from kvtool.catalog import GpuPreset
     from kvtool.plan import PlanCase
+    from kvtool.plan_query import PlanQuery
     from kvtool.run import Row
 
 NO_EXCHANGE = (
     "what ranks exchange takes no time: tokens/s of many ranks, and of ranks on several nodes, are upper "
     "bounds"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """GPUs as `dp` replicas of tp × pp ranks."""
-
-    tp: int
-    pp: int
-    dp: int
-    dcp: int = 1
-    expert_parallel: bool = False
-
-    def __str__(self) -> str:
-        words = [f"tp {self.tp}", f"pp {self.pp}", f"dp {self.dp}"]
-        words += [f"dcp {self.dcp}"] if self.dcp > 1 else []
-        return ", ".join(words + (["experts spread"] if self.expert_parallel else []))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +38,8 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ways:
-    """Rows of `kvtool plan`, the best first, with `kv_copies` beside; and what is not possible."""
+    """Rows of `kvtool plan`, the best first, with `flags` to type and `kv_copies` beside; and what is not
+    possible."""
 
     rows: tuple[Row, ...]
     refused: tuple[Refused, ...]
@@ -61,7 +47,8 @@ class Ways:
 
 
 def parallel_rows(model: PlanModel, query: PlanQuery, gpu: GpuPreset, count: int) -> Ways:
-    """Each way to split `count` GPUs, of the query's first engine, context, KV dtype and users.
+    """Each way to split `count` GPUs, of the query's first engine, context, KV dtype and users. Where experts
+    that are spread change nothing, as on the ranks of one replica, there is one row.
 
     Best is what fits and makes most tokens a second; of what does not fit, what misses least.
     `kv_copies`: how often the ranks of tp hold a request's cache in all, 1 where its heads are cut and
@@ -69,66 +56,44 @@ def parallel_rows(model: PlanModel, query: PlanQuery, gpu: GpuPreset, count: int
     """
     rows: list[Row] = []
     refused: dict[str, list[Way]] = {}
-    for way in _ways(model, count):
+    for way in filter(lambda one: _is_new(model, one), ways_of(model, count)):
         lost: list[KvtoolError] = []
         try:
-            for case in cases_of(model, _asked(query, way, gpu, count), lost):
-                rows.append(plan_row(planned(case)) | {"kv_copies": _copies(case)})
+            for case in cases_of(model, way.on(query, gpu), lost):
+                more = {"flags": way.flags, "kv_copies": _copies(case)}
+                rows.append(plan_row(planned(case)) | more)
         except KvtoolError as whole:
             lost.append(whole)
         for error in lost:
             refused.setdefault(error.message, []).append(way)
-    rows.sort(key=_rank)
+    kept = sorted(_differing(rows), key=_rank)
     return Ways(
-        rows=tuple(rows),
+        rows=tuple(kept),
         refused=tuple(Refused(reason=why, ways=tuple(ways)) for why, ways in refused.items()),
     )
 
 
-def _ways(model: PlanModel, count: int) -> Iterator[Way]:
-    """tp, pp and replicas that multiply to the count; with experts, both ways to hold them."""
-    stored = model.stored
-    experts = stored is not None and any(one.part.role == "experts" for one in stored.parts)
-    for tp in divisors(count):
-        for pp in divisors(count // tp):
-            dp = count // tp // pp
-            spreads = (False, True) if experts and tp * dp > 1 else (False,)
-            for dcp in divisors(tp):
-                for spread in spreads if _is_new(model, tp, pp, dcp) else ():
-                    yield Way(tp=tp, pp=pp, dp=dp, dcp=dcp, expert_parallel=spread)
-
-
-def _is_new(model: PlanModel, tp: int, pp: int, dcp: int) -> bool:
+def _is_new(model: PlanModel, way: Way) -> bool:
     """Context parallelism that is refused is named once, where it is asked of one stage."""
-    if dcp == 1 or pp == 1:
+    if way.dcp == 1 or way.pp == 1:
         return True
     try:
-        check_parallel(model.shape, tp, pp, dcp=dcp)
+        check_parallel(model.shape, way.tp, way.pp, dcp=way.dcp)
     except KvtoolError:
         return False
     return True
 
 
-def divisors(count: int) -> list[int]:
-    """From 1 to the count."""
-    return [one for one in range(1, count + 1) if not count % one]
-
-
-def _asked(query: PlanQuery, way: Way, gpu: GpuPreset, count: int) -> PlanQuery:
-    return replace(
-        query,
-        gpus=(Gpus(preset=gpu, count=count),),
-        engines=query.engines[:1],
-        tps=(way.tp,),
-        pps=(way.pp,),
-        dps=(way.dp,),
-        dcp=way.dcp,
-        expert_parallel=way.expert_parallel,
-        kv_dtypes=query.kv_dtypes[:1],
-        utilizations=query.utilizations[:1],
-        contexts=query.contexts[:1],
-        users=query.users[:1],
-    )
+def _differing(rows: list[Row]) -> Iterator[Row]:
+    """Without those that spread experts over ranks that held as much of them before."""
+    seen: list[Row] = []
+    for row in rows:
+        if row["expert_parallel"]:
+            plain = row | {"expert_parallel": False, "flags": row["flags"].removesuffix(" --ep")}
+            if plain in seen:
+                continue
+        seen.append(row)
+        yield row
 
 
 def _copies(case: PlanCase) -> float:

@@ -13,7 +13,7 @@ from kvtool.cli.plan_words import is_grid, weights_in
 from kvtool.config import load_config
 from kvtool.errors import KvtoolError
 from kvtool.fitting import context_of
-from kvtool.levers import alternatives, cache_or_weights, cheapest, levers
+from kvtool.levers import alternatives, cache_or_weights, cheapest, instead, levers
 from kvtool.model import read_model
 from kvtool.output import Output
 from kvtool.plan import PlanCase
@@ -28,6 +28,8 @@ from kvtool.view.plan_words import refusal
 DOES_NOT_FIT = "does_not_fit"
 Wanted = tuple[PlanModel, PlanQuery, PlanCase]
 """A case, and what it is of."""
+FOUND = 10
+"""Of what would do where --solve finds nothing."""
 FEW = 4
 """Rows of which each is told what would make it fit, or what levers gain."""
 
@@ -206,8 +208,9 @@ def _solved(
         solved = {"what": what, "value": found.value, "flags": found.flags}
         row = with_command(found.plan) | {"solved": solved}
         if found.error is not None:
-            row["alternatives"] = _alternatives(model, one, found.plan.case)
-            _, hint = refusal([row])
+            others = instead(model, one, found, most=FOUND)
+            row["alternatives"] = [other.as_row() for other in others]
+            hint = refusal([row])[1] if others else found.error.hint
             lost.append(KvtoolError(found.error.message, hint, code=found.error.code))
         yield row
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvtool.levers.alternatives import alternatives
+from kvtool.levers.alternatives import alternatives, instead
 from kvtool.levers.changes import Alternative
 from kvtool.levers.presets import cheapest
 from kvtool.levers.ranked import cache_or_weights, levers
 
-__all__ = ["Alternative", "alternatives", "cache_or_weights", "cheapest", "levers"]
+__all__ = ["Alternative", "alternatives", "cache_or_weights", "cheapest", "instead", "levers"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvtool import catalog
 from kvtool.errors import KvtoolError
-from kvtool.fitting import alone
+from kvtool.fitting import alone, context_of
 from kvtool.levers.changes import (
     ORDER,
     Alternative,
@@ -23,14 +23,16 @@ from kvtool.levers.changes import (
     weights,
 )  # fmt: skip
 from kvtool.levers.presets import cheapest, more_of
+from kvtool.levers.splits import other_splits
 from kvtool.plan import planned
-from kvtool.planning import Split
+from kvtool.planning import Split, cases_of
 from kvtool.solving import MOST_UTILIZATION, solve
 
 if TYPE_CHECKING:
     from kvtool.plan import PlanCase, Planned
     from kvtool.plan_query import PlanQuery
     from kvtool.planning import PlanModel
+    from kvtool.solving import Solved
 
 Changes = Callable[["PlanModel", "PlanQuery", "Planned"], Iterator[Change]]
 
@@ -55,6 +57,25 @@ def alternatives(
         found += [one for change in both(model, query, plan) if (one := made(change))]
     found += _other_gpus(model, query, case, most)
     return tuple(sorted(found, key=lambda one: _key(one, case)))
+
+
+def instead(
+    model: PlanModel, query: PlanQuery, found: Solved, *, most: int = 3
+) -> tuple[Alternative, ...]:
+    """Where nothing solves a query, the first few other changes of what was typed that fit.
+
+    Of a context that was looked for, those that hold one token of it; of users, one.
+    """
+    context = 1 if found.what == "context" else context_of(model, query)
+    users = (None,) if found.what == "batch" else query.users
+    asked = replace(query, contexts=(context,), users=users)
+    lost: list[KvtoolError] = []
+    case = next(cases_of(model, asked, lost), None)
+    if case is None:
+        return ()
+    ways = alternatives(model, asked, case, most=most)
+    tried = TRIED.get(found.what, ())
+    return tuple(one for one in ways if one.fits and one.change.lever not in tried)[:most]
 
 
 def _key(one: Alternative, case: PlanCase) -> tuple[bool, bool, float, int, float, int]:
@@ -124,6 +145,14 @@ def _other_gpus(
         return found
 
 
+TRIED = {
+    "batch": ("users",),
+    "context": ("context",),
+    "gpus": ("gpus", "split", "--ep"),
+    "kv-dtype": ("kv-dtype",),
+    "utilisation": ("utilisation",),
+}
+"""By what was looked for: levers that move the same."""
 SAME_GPUS: tuple[Changes, ...] = (
-    spread_experts, _utilization, kv_dtypes, weights, _context, _users,
+    spread_experts, other_splits, _utilization, kv_dtypes, weights, _context, _users,
 )  # fmt: skip

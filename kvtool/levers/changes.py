@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kvtool.dtypes import DTYPES, KvDtype, parse_kv_dtype
 from kvtool.engine_memory.usable import SHARE_WORD
 from kvtool.errors import KvtoolError
-from kvtool.fitting import plan_first
+from kvtool.fitting import has_experts, plan_first
 from kvtool.levers import caveats
 from kvtool.levers.weights import WORDS, quantised, why_not
 from kvtool.plan import plan_row
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 KV_DTYPES = ("fp8", "int8", "int4", "int4/int2")
 WEIGHTS = ("fp8", "int4")
-ORDER = ("--ep", "utilisation", "kv-dtype", "weights", "both", "context", "users", "gpus", "gpu")
+ORDER = (
+    "--ep", "split", "utilisation", "kv-dtype", "weights", "both", "context", "users", "gpus", "gpu",
+)  # fmt: skip
 """Levers by how little they change: answers stay the same, then their accuracy, then what is asked."""
 
 
@@ -127,9 +129,8 @@ def weights(model: PlanModel, query: PlanQuery, plan: Planned) -> Iterator[Chang
         return
     for name in WEIGHTS:
         smaller, asked = quantised(model, query, name)
-        layout = plan.case.holder.layout
-        one = plan_first(smaller, asked, look_for_context=False).case.memory.of("weights")
-        whole = one * layout.tp * layout.pp
+        assert smaller.stored is not None, "why_not"
+        whole = smaller.stored.bytes if asked.weights is None else asked.weights
         on_gpu = caveats.support(plan.case.gpu, KvDtype(k=DTYPES[name], v=DTYPES[name]))
         note = "" if on_gpu == caveats.NATIVE else f"{name} on {plan.case.gpu.id}: {on_gpu}; "
         yield Change(
@@ -161,10 +162,8 @@ def both(model: PlanModel, query: PlanQuery, plan: Planned) -> Iterator[Change]:
 def spread_experts(model: PlanModel, query: PlanQuery, plan: Planned) -> Iterator[Change]:
     """Experts over all replicas instead of a copy in each."""
     replicas = plan.case.replicas
-    held = model.stored is not None and any(
-        one.part.role == "experts" for one in model.stored.parts
-    )
-    if held and replicas > 1 and not query.expert_parallel and query.kv_memory is None:
+    spread = query.expert_parallel or query.kv_memory is not None
+    if has_experts(model) and replicas > 1 and not spread:
         yield Change(
             lever="--ep",
             words=f"experts spread over the {replicas:,} replicas",

@@ -126,9 +126,10 @@ def _caveat(split: Split, model: PlanModel, query: PlanQuery) -> str:
         over = "" if fast else " over PCIe" if "pcie" in link else " over a link that is not known"
         said.append(f"what ranks exchange{over} is not in TPOT")
     heads = [one.kv_heads for one in shape.layers if one.kv_heads and not one.replicated]
-    if any(one.replicated for one in shape.layers) and split.tp > 1:
-        said.append("every rank of tp keeps all of a latent cache")
-    elif heads and shard(min(heads), split.tp) * split.tp > min(heads):
+    if any(one.replicated for one in shape.layers):
+        if split.tp > query.dcp:
+            said.append("every rank of tp keeps all of a latent cache")
+    elif heads and shard(min(heads), split.tp) * split.tp > min(heads) * query.dcp:
         said.append(f"{min(heads)} KV heads are copied on {split.tp} ranks")
     return "; ".join(said)
 

@@ -96,9 +96,10 @@ def _changes(model: PlanModel, start: _Start) -> Iterator[Change]:
 
 
 def users_of(plan: Planned) -> int | None:
-    """Requests that memory holds, all replicas together; None: without end."""
-    most = plan.holds.max_concurrency
-    return math.floor(most) * plan.case.replicas if math.isfinite(most) else None
+    """Whole requests that memory runs, all replicas together; None: without end."""
+    if not math.isfinite(plan.holds.max_concurrency):
+        return None
+    return plan.holds.whole_requests * plan.case.replicas
 
 
 def _row(one: Alternative, start: _Start) -> Row:

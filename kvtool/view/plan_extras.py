@@ -88,12 +88,7 @@ def _ways(rows: list[Row] | None) -> Table | None:
     if not rows:
         return None
     shown = rows[:MOST_WAYS]
-    split = {name: tuple(str(row[name]) for row in shown) for name in ("tp", "pp", "dp", "dcp")} | {
-        "experts": tuple("spread" if row["expert_parallel"] else "" for row in shown)
-    }
-    columns = [
-        Column(name=name, cells=cells) for name, cells in split.items() if set(cells) != {"1"}
-    ]
+    columns = [Column(name="flags", cells=tuple(row["flags"] for row in shown))]
     steps = [running(row) for row in shown]
     figures = {
         "KV GiB": [f"{row['kv_budget_bytes']['best'] / GIB:,.2f}" for row in shown],
@@ -131,12 +126,13 @@ def _of_apart(found: Mapping[str, Any] | None) -> str:
         f"Apart, {found['prefill_gpus']} × {found['prefill_gpu']} for prompts of {found['prompt_tokens']:,} tokens and "
         f"{found['decode_gpus']} × {found['decode_gpu']} for {found['output_tokens']:,} more: a prefill takes "
         f"{seconds(found['prefill_s'])}, sending its {format_bytes(found['kv_bytes'])} of cache "
-        f"{seconds(found['transfer_s'])}, a token then {seconds(found['settled_tpot_s'])} against "
-        f"{seconds(found['mixed_tpot_s'])} undivided; {rate(found['requests_per_s'])} requests/s against "
-        f"{rate(found['mixed_requests_per_s'])}: {found['binds']} binds. Both are busy with "
-        f"{found['prefill_gpus_per_decode_gpu']:.3g} prefill GPUs for each decode GPU. TPOT falls by "
-        f"{found['saved_tpot_share']:.0%}, requests/s by {found['lost_requests_share']:.0%}: by that rule it "
-        f"{'pays' if found['pays'] else 'does not pay'}, an estimate."
+        f"{seconds(found['transfer_s'])}. At {rate(found['same_requests_per_s'])} requests/s a token takes "
+        f"{seconds(found['same_rate_tpot_s'])}, and {seconds(found['same_rate_mixed_tpot_s'])} with the same GPUs "
+        f"undivided, which at a token as fast serve {rate(found['mixed_requests_per_s_at_tpot'])} requests/s. At most "
+        f"they serve {rate(found['requests_per_s'])} apart ({found['binds']} binds) and "
+        f"{rate(found['mixed_requests_per_s'])} undivided; both kinds are busy with "
+        f"{found['prefill_gpus_per_decode_gpu']:.3g} prefill GPUs for each decode GPU. By an estimate it "
+        f"{'pays' if found['pays'] else 'does not pay'}: {found['rule']}."
     )
 
 
