@@ -149,8 +149,8 @@ def ways_of(model: PlanModel, count: int) -> Iterator[Way]:
         for pp in divisors(count // tp):
             dp = count // tp // pp
             # The first of two alike is kept; over replicas spread experts, which need not divide by the ranks.
-            spreads = (False, True) if dp == 1 else (True, False)
-            spreads = spreads if has_experts(model) and tp * dp > 1 else (False,)
+            both = (False, True) if dp == 1 else (True, False)
+            spreads = both if has_experts(model) and tp * dp > 1 else (False,)
             for dcp in divisors(tp):
                 for spread in spreads:
                     yield Way(tp=tp, pp=pp, dp=dp, dcp=dcp, expert_parallel=spread)
