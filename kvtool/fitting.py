@@ -1,20 +1,15 @@
-"""Whether a model fits GPUs that are shared out in many ways, each asked quickly.
-
-Weights of a rank and bytes of a request do not depend on the GPU: they are worked out once for each cut.
-"""
+"""Whether a model fits GPUs that are shared out in many ways, each asked quickly: without what a plan says besides."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvtool.capacity import least
-from kvtool.engine_memory.defaults import vllm_batch
 from kvtool.errors import KvtoolError
-from kvtool.plan import MemoryPlan, PlanCase, Planned, planned
-from kvtool.plan_loads import loads_of, sharers_of
+from kvtool.plan import PlanCase, Planned, planned
 from kvtool.plan_query import Gpus, PlanQuery
 from kvtool.planning import (
     PlanModel,
@@ -23,22 +18,16 @@ from kvtool.planning import (
     cases_of,
     holder_of,
     memory_of,
-    weights_line,
 )
 from kvtool.sizing import DEFAULT_CONTEXT, check_context
 
 if TYPE_CHECKING:
     from kvtool.capacity import Holder
     from kvtool.catalog import GpuPreset
-    from kvtool.decode_speed import Loads
-    from kvtool.engine_memory import Line
 
 NODE = 8
 """GPUs of a node: tensor parallelism, which exchanges in every layer, is looked for within one."""
 TPS = (8, 4, 2, 1)
-
-_Cut = tuple[int, int, int]
-"""tp, pp and the replicas that experts are spread over."""
 
 
 def alone(query: PlanQuery, case: PlanCase) -> PlanQuery:
@@ -176,70 +165,31 @@ class Fitting:
     query: PlanQuery
     context: int
     users: int | None
-    _lines: dict[_Cut, Line] = field(default_factory=dict)
-    _loads: dict[_Cut, Loads | None] = field(default_factory=dict)
-    _needs: dict[tuple[int, int, int, int], int] = field(default_factory=dict)
 
     def missing(self, split: Split) -> float:
         """Bytes that the fullest rank is short of, 0 if it fits; infinite where it cannot be cut so."""
+        query = self.query
+        each = 1 if self.users is None else math.ceil(self.users / split.replicas)
         try:
             holder = self._holder(split)
-            left = self._memory(split, holder).left.best
-            need = self._needed(split, holder)
+            memory = memory_of(self.model, query, holder, split, query.utilizations[0], self.users)
+            need = least(holder, self.context, each)
         except KvtoolError:
             return math.inf
-        return max(0, need - left)
+        return max(0, need - memory.left.best)
 
     def case(self, split: Split) -> PlanCase:
         """As planned by itself."""
+        query = replace(self.query, price=on(self.query, split).price)
+        share = query.utilizations[0]
         holder = self._holder(split)
-        bare, query = self._bare(split)
-        made = case_of(
-            bare, query, holder, split, self.query.utilizations[0], self.context, self.users
-        )
-        cut = self._cut(split)
-        if cut not in self._loads:
-            self._loads[cut] = loads_of(self.model, self.query, holder, split)
-        loads = self._loads[cut]
-        return replace(
-            made,
-            memory=self._memory(split, holder),
-            loads=loads and replace(loads, holder=holder),
-        )
-
-    def _cut(self, split: Split) -> _Cut:
-        return split.tp, split.pp, sharers_of(self.query, self.query.engines[0], split)
+        return case_of(self.model, query, holder, split, share, self.context, self.users)
 
     def _holder(self, split: Split) -> Holder:
         query = self.query
         return holder_of(
             self.model, query, query.engines[0], split, query.kv_dtypes[0], self.context
         )
-
-    def _bare(self, split: Split) -> tuple[PlanModel, PlanQuery]:
-        """Without the weights, which are slow to count and put in afterwards."""
-        price = on(self.query, split).price
-        return replace(self.model, stored=None), replace(self.query, weights=0, price=price)
-
-    def _memory(self, split: Split, holder: Holder) -> MemoryPlan:
-        bare, query = self._bare(split)
-        found = memory_of(bare, query, holder, split, query.utilizations[0], self.users)
-        if query.kv_memory is not None:
-            return found
-        cut = self._cut(split)
-        if cut not in self._lines:
-            self._lines[cut] = weights_line(self.model, self.query, split, self.query.engines[0])
-        weights = self._lines[cut]
-        gives = tuple(weights if one.name == weights.name else one for one in found.gives)
-        return replace(found, gives=gives)
-
-    def _needed(self, split: Split, holder: Holder) -> int:
-        each = 1 if self.users is None else math.ceil(self.users / split.replicas)
-        tokens = self.query.max_batched_tokens or vllm_batch(split.gpu).tokens
-        key = split.tp, split.pp, tokens, each
-        if key not in self._needs:
-            self._needs[key] = least(holder, self.context, each)
-        return self._needs[key]
 
 
 def context_of(model: PlanModel, query: PlanQuery) -> int:

@@ -7,7 +7,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from kvtool.decode_speed import Loads, Machine
-from kvtool.weights.parts import TEXT
 
 if TYPE_CHECKING:
     from kvtool.capacity import Holder
@@ -45,6 +44,12 @@ def loads_of(model: PlanModel, query: PlanQuery, holder: Holder, split: Split) -
     )
 
 
+@lru_cache(maxsize=64)
+def counts_of(weights: Stored | None) -> tuple[int | None, int | None]:
+    """Parameters, and those that one token meets; None where no recipe counts them."""
+    return (None, None) if weights is None else (weights.parameters, weights.active_parameters)
+
+
 @lru_cache(maxsize=1024)
 def _read(weights: Stored, tp: int, spread: int) -> tuple[float, float, int, int, float]:
     """Bytes of all stages that a step reads on one of `tp` ranks, dense and of experts; how many experts
@@ -53,7 +58,7 @@ def _read(weights: Stored, tp: int, spread: int) -> tuple[float, float, int, int
     experts, chosen = 1, 1
     for one in weights.parts:
         part = one.part
-        if part.role not in TEXT or part.role == "embedding":
+        if not part.is_met:
             continue
         held = float(one.rank_bits(tp, spread)) / 8
         flops += 2.0 * part.active.matrices

@@ -20,7 +20,7 @@ from kvtool.engine_memory.usable import torch_total
 from kvtool.errors import KvtoolError, usage_error
 from kvtool.model.shape import ModelShape
 from kvtool.plan import MemoryPlan, PlanCase, fixed
-from kvtool.plan_loads import loads_of, machine_of, sharers_of
+from kvtool.plan_loads import counts_of, loads_of, machine_of, sharers_of
 from kvtool.plan_query import Gpus, PlanQuery
 from kvtool.size_row import Subject
 from kvtool.sizing import DEFAULT_CONTEXT, check_context, encoder_length, model_dtype
@@ -217,6 +217,7 @@ def case_of(
     """One combination."""
     gpu = split.gpu
     price = gpu.price_usd_per_hour if query.price is None else query.price
+    parameters, active = counts_of(model.stored)
     return PlanCase(
         holder=holder,
         gpu=gpu,
@@ -235,6 +236,8 @@ def case_of(
             "gpu_memory_utilization": utilization,
             "max_batched_tokens": holder.options.max_batched_tokens,
             "expert_parallel": query.expert_parallel,
+            "parameters": parameters,
+            "active_parameters": active,
             "context_basis": query.context_basis,
             "gpu_bytes": torch_total(gpu)[0].best if gpu.usable_bytes else None,
         },

@@ -18,6 +18,8 @@ BINDS = {
     "max_num_seqs": "the engine's own limit binds, not the memory (--max-num-seqs)",
     "kv": "memory for the cache binds",
 }
+SPARSE = 0.6
+"""Models of which a token meets fewer parameters have experts."""
 SOLVED = {
     "context": ("Context", "token"), "batch": ("Batch", "request"), "gpus": ("GPUs", ""),
     "kv-dtype": ("KV dtype", ""), "utilisation": ("Utilisation", ""),
@@ -139,9 +141,17 @@ def _grows(row: Row) -> str:
     if not row["weights_bytes"]:
         return f"The cache grows with requests: {cache}."
     return (
-        f"Weights take {format_bytes(row['weights_bytes'])} of each GPU, however many requests run; the cache "
+        f"Weights take {format_bytes(row['weights_bytes'])} of each GPU{_active(row)}, however many requests run; the cache "
         f"grows with them: {cache}."
     )
+
+
+def _active(row: Row) -> str:
+    """Of a mixture of experts, all of which are resident."""
+    whole, active = row["parameters"], row["active_parameters"]
+    if not whole or active > SPARSE * whole:
+        return ""
+    return f" (all of {whole / 1e9:,.4g} billion parameters, of which a token meets {active / 1e9:,.3g})"
 
 
 def _range(row: Row) -> str:

@@ -59,6 +59,12 @@ class Part:
     """Linear layers, which quantised checkpoints store in fewer bits unless they say otherwise."""
 
     @property
+    def is_met(self) -> bool:
+        """Whether a decoded token is multiplied by it: not a table that is looked up, not a tower."""
+        looked_up = self.role == "embedding" or (self.role == "beside" and not self.size.matrices)
+        return self.role in TEXT and not looked_up
+
+    @property
     def active(self) -> Size:
         """What one token meets."""
         share = Fraction(self.chosen, self.experts)

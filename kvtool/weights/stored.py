@@ -11,7 +11,7 @@ from typing import Any
 from kvtool.dtypes import Dtype
 from kvtool.weights.counting import not_counted
 from kvtool.weights.modules import wordings
-from kvtool.weights.parts import TEXT, Part, Role
+from kvtool.weights.parts import Part, Role
 from kvtool.weights.schemes import SAID_IN, TOWERS, Scheme, scheme_of
 from kvtool.weights.storages import Storage
 
@@ -41,15 +41,6 @@ class StoredPart:
 
     part: Part
     bits: Fraction
-
-    @property
-    def read_bits(self) -> Fraction:
-        """What one token reads of it: the experts that it meets; of tables looked up, nothing."""
-        part = self.part
-        looked_up = part.role == "embedding" or (part.role == "beside" and not part.size.matrices)
-        if part.role not in TEXT or looked_up:
-            return Fraction(0)
-        return self.bits * Fraction(part.chosen, part.experts)
 
     def rank_bits(self, tp: int, ep: int) -> Fraction:
         """On the fullest rank of its stage: whole experts where they are spread over `ep` ranks."""
@@ -84,9 +75,9 @@ class Stored:
         return _bytes(one.bits for one in self.parts)
 
     @property
-    def active_bytes(self) -> int:
-        """What one token reads: the chosen experts, the head, no embedding table, no tower."""
-        return _bytes(one.read_bits for one in self.parts)
+    def active_parameters(self) -> int:
+        """That one token meets: the chosen experts, the head, no table that is looked up, no tower."""
+        return sum(one.part.active.count for one in self.parts if one.part.is_met)
 
     @property
     def expert_bytes(self) -> int:
