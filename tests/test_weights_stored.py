@@ -263,10 +263,10 @@ def test_ranks() -> None:
     assert tied.rank_bytes(1, stages(16, 2)) == 8 * layer + tied.by_role["head"] + 2 * 2048
 
 
-def test_what_one_token_reads() -> None:
+def test_what_one_token_meets() -> None:
     found = of(preset("mixtral-8x7b"))
-    table = found.by_role["embedding"]
-    assert found.active_bytes == found.bytes - table - found.expert_bytes * 6 // 8
+    table, experts = found.by_role["embedding"] // 2, found.expert_bytes // 2
+    assert found.active_parameters == found.parameters - table - experts * 6 // 8
 
 
 UNKNOWN: dict[str, dict[str, Any]] = {
