@@ -186,13 +186,13 @@ class Keys:
         """A nested table of this class, such as dbrx's attn_config; empty if absent."""
         value = self.raw.get(name)
         if value is not None and not isinstance(value, Mapping):
-            raise refuse(f"{self.path}{name} is not an object")
+            raise refuse(f"{self.path}{spelled(name)} is not an object")
         inner = self.defaults.get(name)
         return Keys(
             raw=value or {},
             model_type=self.model_type,
             defaults=inner if isinstance(inner, Mapping) else {},
-            path=f"{self.path}{name}.",
+            path=f"{self.path}{spelled(name)}.",
             origin=self.origin,
             log=self.log,
         )
@@ -207,6 +207,11 @@ def whole(value: Any, by: str, *, low: int, high: int) -> int:
     if not low <= value <= high:
         raise refuse(f"{by} is {shown(value)}: {low:,} to {high:,} makes sense")
     return value
+
+
+def spelled(name: str) -> str:
+    """A key of the file as an error names it: on one line, and short."""
+    return name[:60] if name.isprintable() else repr(name[:60])
 
 
 def shown(value: Any) -> str:

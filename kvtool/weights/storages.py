@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 
 from kvtool.model.keys import Keys, refuse, shown
@@ -92,7 +92,7 @@ def sections(keys: Keys, name: str) -> Iterator[tuple[str, Keys]]:
     if len(held.raw) > MAX_SECTIONS:
         raise refuse(f"{keys.path}{name} has {len(held.raw):,} entries")
     for one in held.raw:
-        yield one, replace(held.section(one), path=f"{held.path}{one[:60]}.")
+        yield one, held.section(one)
 
 
 ALGORITHMS: dict[str, Callable[[int], Storage]] = {
