@@ -217,7 +217,8 @@ def _dask() -> AbstractContextManager[object]:
     if not address:
         raise KvtoolError("no dask cluster is named", start, code="no_cluster")
     try:
-        client: AbstractContextManager[object] = Client(address, timeout=CONNECT_S)
+        made: Callable[..., AbstractContextManager[object]] = Client
+        client = made(address, timeout=CONNECT_S)
     except (OSError, ValueError) as error:
         raise KvtoolError(
             f"no dask scheduler answers at {address[:100]}", start, code="no_cluster"
