@@ -38,6 +38,8 @@ class Loads:
     token_flops: float
     """Of one token: two for each parameter that it is multiplied by, the head's too."""
     holder: Holder
+    head_flops: float = 0.0
+    """Of these the head's, which a prompt's last token alone is multiplied by."""
     sharers: int = 1
     """Replicas whose tokens choose among the same experts."""
 
@@ -113,6 +115,23 @@ def speed(loads: Loads, machine: Machine, *, batch: float, context: int) -> Spee
         cache_bytes=cache,
         flops=flops,
         binds="bandwidth" if reading >= computing else "compute",
+    )
+
+
+def step_s(
+    loads: Loads, machine: Machine, *, batch: float, context: int, chunk: float = 0.0,
+    attended: int = 0, read: int = 0,
+) -> float:  # fmt: skip
+    """Seconds of a step of one stage that decodes a batch and computes `chunk` tokens of prompts, each of which
+    attends to `attended` tokens, and reads the cache of `read` tokens of them."""
+    tokens = batch + chunk
+    reading = loads.weights_bytes(tokens) + batch * loads.cache_bytes(context)
+    reading += loads.cache_bytes(read) if read else 0
+    flops = tokens * loads.token_flops - chunk * loads.head_flops
+    flops += batch * loads.attention_flops(context) + chunk * loads.attention_flops(attended)
+    computing = flops / machine.flops / machine.compute_efficiency if machine.flops else 0.0
+    return machine.overhead_s + max(
+        reading / machine.bandwidth / machine.read_efficiency, computing
     )
 
 

@@ -29,9 +29,8 @@ def loads_of(model: PlanModel, query: PlanQuery, holder: Holder, split: Split) -
         return None
     sharers = sharers_of(query, holder.engine, split)
     spread = split.tp * sharers if query.expert_parallel or sharers > 1 else 1
-    dense, routed, experts, chosen, flops = _read(model.stored, split.tp, spread)
-    exact = None if model.exact is None else model.exact.bytes
-    whole = exact if query.weights is None else query.weights
+    dense, routed, experts, chosen, flops, head = _read(model.stored, split.tp, spread)
+    whole = whole_bytes(model, query)
     given = whole / model.stored.bytes if whole is not None else 1.0
     return Loads(
         dense_bytes=dense * given / split.pp,
@@ -39,9 +38,19 @@ def loads_of(model: PlanModel, query: PlanQuery, holder: Holder, split: Split) -
         experts=experts,
         chosen=chosen,
         token_flops=flops / split.tp / split.pp,
+        head_flops=head / split.tp / split.pp,
         holder=holder,
         sharers=sharers,
     )
+
+
+def whole_bytes(model: PlanModel, query: PlanQuery) -> int | None:
+    """Of the whole model's weights: as given, as the checkpoint has them, as counted; None: nobody says."""
+    if query.weights is not None:
+        return query.weights
+    if model.exact is not None:
+        return model.exact.bytes
+    return None if model.stored is None else model.stored.bytes
 
 
 @lru_cache(maxsize=64)
@@ -51,10 +60,10 @@ def counts_of(weights: Stored | None) -> tuple[int | None, int | None]:
 
 
 @lru_cache(maxsize=1024)
-def _read(weights: Stored, tp: int, spread: int) -> tuple[float, float, int, int, float]:
+def _read(weights: Stored, tp: int, spread: int) -> tuple[float, float, int, int, float, float]:
     """Bytes of all stages that a step reads on one of `tp` ranks, dense and of experts; how many experts
-    there are and are chosen; FLOPs of a token on all ranks."""
-    dense = routed = flops = 0.0
+    there are and are chosen; FLOPs of a token on all ranks, and of these the head's."""
+    dense = routed = flops = head = 0.0
     experts, chosen = 1, 1
     for one in weights.parts:
         part = one.part
@@ -62,11 +71,12 @@ def _read(weights: Stored, tp: int, spread: int) -> tuple[float, float, int, int
             continue
         held = float(one.rank_bits(tp, spread)) / 8
         flops += 2.0 * part.active.matrices
+        head += 2.0 * part.active.matrices if part.role == "head" else 0.0
         if part.role == "experts":
             routed, experts, chosen = routed + held, part.experts, part.chosen
         else:
             dense += held
-    return dense, routed, experts, chosen, flops
+    return dense, routed, experts, chosen, flops, head
 
 
 def machine_of(gpu: GpuPreset, dtype: Dtype, query: PlanQuery) -> Machine | None:

@@ -25,10 +25,10 @@ from kvtool.config import LoadedConfig
 from kvtool.engines import ideal
 from kvtool.errors import KvtoolError, usage_error
 from kvtool.plan import planned, running
+from kvtool.plan_loads import whole_bytes
 from kvtool.plan_query import Gpus, PlanQuery
 from kvtool.planning import PlanModel, cases_of
 from kvtool.prefill import Prefill, prefill_of
-from kvtool.step_law import law_of
 
 if TYPE_CHECKING:
     from kvtool.catalog import GpuPreset
@@ -233,11 +233,17 @@ def _kind(model: PlanModel, query: PlanQuery, gpus: Gpus, prompt: int, output: i
         raise lost[0]
     (case,) = found
     holds = planned(case, look_for_context=False).holds
-    prefill = prefill_on(model, query, case.gpu, case.holder.layout.tp, query.kv_dtypes[0])
+    if case.loads is None or case.machine is None:
+        raise KvtoolError(
+            f"{model.subject.name} on {case.gpu.id}: nothing says what a step reads or how fast it is",
+            "memory is planned all the same; times need another model, or its own dtype",
+            code="weights_not_counted",
+        )
     return Kind(
         case=case,
-        prefill=prefill,
-        law=law_of(prefill).step_time,
+        prefill=prefill_on(model, query, case.gpu, case.holder.layout.tp, query.kv_dtypes[0]),
+        loads=case.loads,
+        machine=case.machine,
         batch=running(case, holds, 1) if holds.whole_requests else 0,
         prompt=prompt,
         output=output,
@@ -269,7 +275,7 @@ def prefill_on(
     KvtoolError where that is not known: layers that no formula covers, or a GPU without a rate in the
     model's dtype.
     """
-    subject = model.subject
+    subject, whole = model.subject, whole_bytes(model, query)
     loaded = LoadedConfig(
         config=dict(model.config), name=subject.name, source=subject.source, where=""
     )
@@ -281,7 +287,8 @@ def prefill_on(
             tp=tp,
             dtype=model.dtype.name,
             kv_dtype=kv_dtype,
-            weights=None if query.weights is None else f"{query.weights}B",
+            weights=None if whole is None else f"{whole}B",
+            efficiency=query.compute_efficiency,
         )
     except KvtoolError as error:
         if error.code not in NOT_COUNTED:

@@ -1,7 +1,7 @@
 """Instances that decode alone, or that decode and compute prompts in the same steps: batches and times
 between tokens at a rate, by Little's law (batch = requests a second × seconds that one decodes).
 
-Requests are all alike, and a step takes what the roofline says (kvtool.step_law).
+Requests are all alike, and a step takes what the roofline says (kvtool.decode_speed).
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvtool.requests import SECOND_NS
+from kvtool import decode_speed
 
 if TYPE_CHECKING:
+    from kvtool.decode_speed import Loads, Machine
     from kvtool.plan import PlanCase
     from kvtool.prefill import Prefill
-    from kvtool.sim.settings import StepTime
 
 HALVINGS = 40
 
@@ -29,7 +29,8 @@ class Kind:
 
     case: PlanCase
     prefill: Prefill
-    law: StepTime
+    loads: Loads
+    machine: Machine
     batch: int
     prompt: int
     output: int
@@ -52,11 +53,11 @@ def step_s(kind: Kind, batch: float, chunk: float = 0.0) -> float:
     there of each prompt that it works on.
     """
     prompt = kind.prompt
-    decoding = batch * (prompt + kind.output / 2)
     read = max(chunk, (prompt + chunk) / 2) if chunk else 0.0
-    pairs = decoding + chunk * (prompt + 1) / 2
-    tokens, requests = max(1, round(batch + chunk)), max(1, round(batch + chunk / prompt))
-    return kind.law.ns(tokens, round(decoding + read), round(pairs), requests=requests) / SECOND_NS
+    return decode_speed.step_s(
+        kind.loads, kind.machine, batch=batch, context=round(prompt + kind.output / 2), chunk=chunk,
+        attended=round((prompt + 1) / 2), read=round(read),
+    )  # fmt: skip
 
 
 def decoding(kind: Kind, rate: float) -> tuple[float, float]:
