@@ -35,6 +35,11 @@ class Holder:
     options: VllmOptions
     encoder: int = 0
 
+    @property
+    def kv_dtype(self) -> str:
+        """As it is asked for, and shown."""
+        return "fp8_ds_mla" if self.options.ds_mla else self.layout.kv.name
+
     def row(self, context: int, kv_bytes: int | None = None) -> Row:
         """The row of `kvtool size` for one request of this context."""
         case = Case(

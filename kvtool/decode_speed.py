@@ -65,7 +65,7 @@ class Loads:
 
     def attention_flops(self, context: int) -> float:
         """Of one token with so many before it."""
-        return _attention(self.layout, context)
+        return _attention(self.layout, context, self.holder.encoder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +157,8 @@ def ridge(machine: Machine) -> float | None:
 
 def attention_intensity(loads: Loads, context: int) -> float | None:
     """FLOPs of attention a byte of cache: the GQA ratio in 16 bits, whatever batch and context."""
+    if any(entry.kind in ("indexer", "compressed") for entry in loads.layout.shape.layers):
+        return None  # what is selected is read alone
     cache = loads.cache_bytes(context) - 2 * _states(loads.layout)
     return loads.attention_flops(context) / cache if cache > 0 else None
 
@@ -168,9 +170,9 @@ def _states(layout: CacheLayout) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _attention(layout: CacheLayout, context: int) -> float:
+def _attention(layout: CacheLayout, context: int, encoder: int) -> float:
     """A batch is looked for in many steps of one context."""
-    whole = sum(pair_flops(entry) * _seen(entry, context) for entry in layout.shape.layers)
+    whole = sum(pair_flops(entry) * _seen(entry, context, encoder) for entry in layout.shape.layers)
     return whole / layout.tp / layout.pp
 
 
@@ -191,8 +193,10 @@ def pair_flops(entry: LayerCache) -> int:
     return 2 * entry.query_heads * (entry.mha_k_dim + entry.mha_v_dim)
 
 
-def _seen(entry: LayerCache, context: int) -> int:
-    if entry.kind in ("linear", "cross", "indexer"):
+def _seen(entry: LayerCache, context: int, encoder: int) -> int:
+    if entry.kind in ("linear", "indexer"):
         return 0
+    if entry.kind == "cross":
+        return encoder
     seen = context if entry.window is None else min(context, entry.span or entry.window)
     return seen // entry.stride

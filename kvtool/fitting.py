@@ -10,15 +10,9 @@ from typing import TYPE_CHECKING
 from kvtool.capacity import least
 from kvtool.errors import KvtoolError
 from kvtool.plan import PlanCase, Planned, planned
-from kvtool.plan_query import Gpus, PlanQuery
-from kvtool.planning import (
-    PlanModel,
-    Split,
-    case_of,
-    cases_of,
-    holder_of,
-    memory_of,
-)
+from kvtool.plan_model import PlanModel
+from kvtool.plan_query import UTILIZATION, Gpus, PlanQuery
+from kvtool.planning import Split, case_of, cases_of, holder_of, memory_of
 from kvtool.sizing import DEFAULT_CONTEXT, check_context
 
 if TYPE_CHECKING:
@@ -40,7 +34,7 @@ def alone(query: PlanQuery, case: PlanCase) -> PlanQuery:
         tps=(layout.tp,),
         pps=(layout.pp,),
         dps=(case.replicas,),
-        kv_dtypes=(layout.kv.name,),
+        kv_dtypes=(case.holder.kv_dtype,),
         utilizations=(share_of(case),),
         contexts=(case.context,),
         users=(case.users,),
@@ -48,8 +42,9 @@ def alone(query: PlanQuery, case: PlanCase) -> PlanQuery:
 
 
 def share_of(case: PlanCase) -> float:
-    """The gpu_memory_utilization that it was planned with."""
-    return float(case.echo["gpu_memory_utilization"])
+    """The gpu_memory_utilization that it was planned with; the default where its engine has none."""
+    share = case.echo["gpu_memory_utilization"]
+    return UTILIZATION if share is None else float(share)
 
 
 def count_of(split: Split) -> int:

@@ -205,7 +205,7 @@ def plan_row(found: Planned) -> Row:
         "dp": case.replicas,
         "dcp": layout.dcp,
         "dtype": layout.dtype.name,
-        "kv_dtype": layout.kv.name,
+        "kv_dtype": case.holder.kv_dtype,
         **case.echo,
         "context_tokens": case.context,
         "users": case.users,

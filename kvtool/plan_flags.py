@@ -11,7 +11,9 @@ from kvtool.run import Row
 
 DTYPE_FLAGS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """vLLM's --dtype."""
-KV_FLAGS = {"fp8": "fp8", "fp8_e5m2": "fp8_e5m2", "bf16": "bfloat16"}
+KV_FLAGS = {
+    "fp8": "fp8", "fp8_e5m2": "fp8_e5m2", "bf16": "bfloat16", "fp8_ds_mla": "fp8_ds_mla",
+}  # fmt: skip
 """vLLM's --kv-cache-dtype for the dtypes that it has; others are the model's."""
 
 
@@ -75,8 +77,9 @@ def _formats(case: PlanCase) -> list[str]:
     if layout.dtype.name != layout.shape.dtype and layout.dtype.name in DTYPE_FLAGS:
         words.append(f"--dtype {DTYPE_FLAGS[layout.dtype.name]}")
     auto = layout.shape.kv_dtype or layout.dtype.name
-    if layout.kv.name != auto and layout.kv.name in KV_FLAGS:
-        words.append(f"--kv-cache-dtype {KV_FLAGS[layout.kv.name]}")
+    kv = case.holder.kv_dtype
+    if kv != auto and kv in KV_FLAGS:
+        words.append(f"--kv-cache-dtype {KV_FLAGS[kv]}")
     return words
 
 

@@ -228,7 +228,7 @@ def _served(
     if refused.all():
         raise KvtoolError(
             f"no prompt of the requests is shorter than {name}, {limit:,} tokens",
-            "raise --max-model-len, or take a model that reads longer prompts",
+            "take a model that reads longer prompts (--allow-long for one context)",
             code="context_too_long",
         )
     cut = int(((lengths.at_end > limit) & ~refused).sum())

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from kvtool.capacity import Holder
     from kvtool.catalog import GpuPreset
     from kvtool.dtypes import Dtype
+    from kvtool.plan_model import PlanModel
     from kvtool.plan_query import PlanQuery
-    from kvtool.planning import PlanModel, Split
+    from kvtool.planning import Split
     from kvtool.weights.stored import Stored
 
 

@@ -3,116 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kvtool import catalog
 from kvtool.cache import CacheLayout, check_parallel, stages
 from kvtool.capacity import Holder
-from kvtool.dtypes import DTYPES, Dtype, parse_kv_dtype
-from kvtool.engine_memory import ModelSizes, Range, overhead, sizes_of, usable
+from kvtool.dtypes import DTYPES, parse_kv_dtype
+from kvtool.engine_memory import Range, overhead, usable
 from kvtool.engine_memory.defaults import vllm_batch
-from kvtool.engine_memory.usable import torch_total
+from kvtool.engine_memory.usable import SHARE_WORD, torch_total
 from kvtool.errors import KvtoolError, usage_error
 from kvtool.model.shape import ModelShape
 from kvtool.plan import MemoryPlan, PlanCase, fixed
 from kvtool.plan_loads import counts_of, loads_of, machine_of, sharers_of
+from kvtool.plan_model import PlanModel
 from kvtool.plan_query import Gpus, PlanQuery
-from kvtool.size_row import Subject
-from kvtool.sizing import DEFAULT_CONTEXT, check_context, encoder_length, model_dtype
-from kvtool.units import format_bytes
-from kvtool.weights.counted import in_words, weights_of
+from kvtool.sizing import DEFAULT_CONTEXT, check_context, encoder_length
 
 if TYPE_CHECKING:
     from kvtool.catalog import GpuPreset
-    from kvtool.config import LoadedConfig
     from kvtool.engine_memory import Line
-    from kvtool.weights.headers import Headers
     from kvtool.weights.stored import Stored
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanModel:
-    """A model as it is planned with."""
-
-    subject: Subject
-    config: Mapping[str, Any]
-    dtype: Dtype
-    sizes: ModelSizes
-    stored: Stored | None
-    """None: no recipe counts its weights, whose bytes are given then."""
-    exact: Headers | None = None
-    """Of the checkpoint itself, where its headers can be read."""
-    repository: str = ""
-    """What an engine is to load."""
-    quantization: str = ""
-    """How an engine is to quantise it as it loads."""
-    notes: tuple[str, ...] = ()
-
-    @property
-    def shape(self) -> ModelShape:
-        """What it caches."""
-        return self.subject.shape
-
-
-def model_for(
-    loaded: LoadedConfig, shape: ModelShape, query: PlanQuery, revision: str | None = None
-) -> PlanModel:
-    """KvtoolError if nothing says how many bytes its weights take."""
-    dtype, note = model_dtype(shape, query.dtype)
-    found: Stored | None = None
-    exact, why = _headers(loaded, revision) if query.weights is None else (None, "")
-    try:
-        found = weights_of(loaded.name, loaded.config, shape, dtype)
-    except KvtoolError:
-        if query.weights is None and query.kv_memory is None and exact is None:
-            raise
-    counted = "" if query.weights is not None or found is None else in_words(loaded.name, found)
-    if exact is not None and found is not None and exact.bytes < LEAST * found.bytes:
-        why = f"{exact.source} have {format_bytes(exact.bytes)}, which is not the whole model"
-        exact = None
-    if exact is not None:
-        counted = f"its weights are {format_bytes(exact.bytes)}, as {exact.source} say"
-        if found is not None and abs(exact.bytes / found.bytes - 1) > 1 - LEAST_LIKE:
-            counted += f"; by its config they would be {format_bytes(found.bytes)}"
-    said = (*loaded.notes, note, *shape.notes, why, counted)
-    return PlanModel(
-        subject=Subject(name=loaded.name, source=loaded.source, shape=shape),
-        config=loaded.config,
-        dtype=dtype,
-        sizes=sizes_of(loaded.name, loaded.config, shape),
-        stored=found,
-        exact=exact,
-        repository=_repository(loaded),
-        notes=tuple(text for text in said if text),
-    )
-
-
-def _repository(loaded: LoadedConfig) -> str:
-    """A Hub id, or the folder that a config lies in."""
-    if loaded.source == "preset":
-        preset = catalog.model_preset(loaded.name)
-        return preset.hub_id if preset else loaded.name
-    return str(Path(loaded.where).parent) if loaded.source in ("folder", "file") else loaded.name
-
-
-def _headers(loaded: LoadedConfig, revision: str | None) -> tuple[Headers | None, str]:
-    """Of a folder's or a Hub repository's safetensors files; None, and why, where there are none to read."""
-    place: str | Path = loaded.name if loaded.source == "hub" else Path(loaded.where).parent
-    if loaded.source == "folder" and not any(Path(place).glob("*.safetensors")):
-        return None, ""
-    if loaded.source not in ("hub", "folder"):
-        return None, ""
-    from kvtool.weights.headers import headers_of
-
-    try:
-        return headers_of(place, revision=revision), ""
-    except KvtoolError as error:
-        return None, f"{error.message}: its weights are counted from the config"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,34 +39,49 @@ class Split:
     replicas: int
 
 
-def splits_of(query: PlanQuery, engine: str, lost: list[KvtoolError]) -> Iterator[Split]:
+def shares_of(query: PlanQuery, engine: str) -> tuple[float, ...]:
+    """One for an engine that has no such share."""
+    return query.utilizations if engine in SHARE_WORD else query.utilizations[:1]
+
+
+def splits_of(
+    shape: ModelShape, query: PlanQuery, engine: str, lost: list[KvtoolError]
+) -> Iterator[Split]:
     """Each way that is asked for; one where GPUs are left over goes to `lost`."""
     for gpus, pp, dp, tp in product(query.gpus, query.pps, query.dps, query.tps):
         alone = 1 if engine in ONE_PROCESS else None
         try:
-            yield split_of(gpus, tp or alone, pp, dp)
+            yield split_of(gpus, tp or alone, pp, dp, shape)
         except KvtoolError as error:
             lost.append(error)
 
 
-LEAST, LEAST_LIKE = 0.5, 0.9
-"""Of the counted bytes: headers of fewer are of a part of the model; of fewer than the second, it is said."""
+DS_MLA = "fp8_ds_mla"
+"""vLLM's own layout of DeepSeek's latents."""
 ONE_PROCESS = ("transformers",)
 """Engines without ranks: more GPUs are replicas."""
 NODE = 8
 """GPUs of a node: tensor parallelism, which exchanges in every layer, stays within one unless it is asked for."""
 
 
-def _ranks(count: int, *, whole: bool) -> int:
-    """All of so many GPUs, or the most of a node that divide them: the rest are replicas."""
-    most = count if whole else min(count, NODE)
-    return next((ranks for ranks in range(most, 0, -1) if count % ranks == 0), 1)
+def _ranks(count: int, shape: ModelShape | None, *, whole: bool) -> int:
+    """All of so many GPUs, or the most of a node that divide them and the model's heads: the rest are
+    replicas."""
+    if whole:
+        return max(1, count)
+    heads = shape.query_heads if shape is not None and shape.query_heads else 0
+    fits = (
+        ranks for ranks in range(min(count, NODE), 0, -1) if not count % ranks and not heads % ranks
+    )
+    return next(fits, 1)
 
 
-def split_of(gpus: Gpus, tp: int | None, pp: int, dp: int | None) -> Split:
+def split_of(
+    gpus: Gpus, tp: int | None, pp: int, dp: int | None, shape: ModelShape | None = None
+) -> Split:
     """Ranks and replicas of so many GPUs."""
     count = gpus.count if gpus.count is not None else (tp or 1) * pp * (dp or 1)
-    ranks = tp or _ranks(count // (pp * (dp or 1)), whole=dp is not None)
+    ranks = tp or _ranks(count // (pp * (dp or 1)), shape, whole=dp is not None)
     replicas = dp or max(1, count // (ranks * pp))
     if ranks * pp * replicas != count:
         raise usage_error(
@@ -166,10 +95,14 @@ def cases_of(model: PlanModel, query: PlanQuery, lost: list[KvtoolError]) -> Ite
     """A case for each combination; one that cannot be planned goes to `lost` and costs no other."""
     top = model.shape.max_context
     contexts = query.contexts or (min(DEFAULT_CONTEXT, top or DEFAULT_CONTEXT),)
-    ways = [(engine, split) for engine in query.engines for split in splits_of(query, engine, lost)]
-    for (engine, split), kv, share, context, users in product(
-        ways, query.kv_dtypes, query.utilizations, contexts, query.users
-    ):
+    ways = [
+        (engine, split, kv, share)
+        for engine in query.engines
+        for split in splits_of(model.shape, query, engine, lost)
+        for kv in query.kv_dtypes
+        for share in shares_of(query, engine)
+    ]
+    for (engine, split, kv, share), context, users in product(ways, contexts, query.users):
         try:
             check_context(model.shape, context, allow_long=query.allow_long)
             holder = holder_of(model, query, engine, split, kv, context)
@@ -185,10 +118,14 @@ def holder_of(
     shape = model.shape
     _check_parallel(shape, split.tp, split.pp, query.dcp)
     auto = DTYPES[shape.kv_dtype] if shape.kv_dtype else model.dtype
+    latent = kv_dtype.lower() == DS_MLA
+    kv = parse_kv_dtype("fp8" if latent else kv_dtype, auto=auto)
+    # vLLM takes fp8 for it where an indexer selects (models/config.py, DeepseekV32ForCausalLM).
+    selects = engine == "vllm" and any(entry.kind == "indexer" for entry in shape.layers)
     layout = CacheLayout(
         shape=shape,
         dtype=model.dtype,
-        kv=parse_kv_dtype(kv_dtype, auto=auto),
+        kv=kv,
         tp=split.tp,
         pp=split.pp,
         dcp=query.dcp,
@@ -199,7 +136,9 @@ def holder_of(
         subject=model.subject,
         engine=engine,
         layout=layout,
-        options=replace(query.vllm, max_batched_tokens=tokens),
+        options=replace(
+            query.vllm, max_batched_tokens=tokens, ds_mla=latent or (selects and kv.name == "fp8")
+        ),
         encoder=encoder_length(shape, query.encoder_tokens, context)[0],
     )
 
@@ -233,7 +172,7 @@ def case_of(
         repository=model.repository,
         quantization=model.quantization,
         echo={
-            "gpu_memory_utilization": utilization,
+            "gpu_memory_utilization": utilization if holder.engine in SHARE_WORD else None,
             "max_batched_tokens": holder.options.max_batched_tokens,
             "expert_parallel": query.expert_parallel,
             "parameters": parameters,
@@ -299,8 +238,13 @@ def weights_line(model: PlanModel, query: PlanQuery, split: Split, engine: str) 
             "weights", -(-model.exact.bytes // ranks), f"{model.exact.source}, an equal share"
         )
     sharers = sharers_of(query, engine, split)
-    if sharers > 1 and not query.expert_parallel:
-        _check_cut(model.stored, split.tp * sharers)
+    if not cuts_experts(model, query, engine, split.tp * sharers):
+        columns = " or ".join(f"{one:,}" for one in sorted(_columns(model.stored)))
+        raise usage_error(
+            f"{model.subject.name}: experts of {columns} columns are not cut over {split.tp * sharers:,} ranks"
+            + (f" in whole blocks of {model.block}" if model.block > 1 else ""),
+            "add --ep, which spreads whole experts, or ask for other --tp or --dp",
+        )
     experts = split.tp * sharers if query.expert_parallel or sharers > 1 else 1
     count = _rank_bytes(model.stored, model.shape.num_modules, split.tp, split.pp, experts)
     if model.exact is None:
@@ -309,14 +253,21 @@ def weights_line(model: PlanModel, query: PlanQuery, split: Split, engine: str) 
     return fixed("weights", share, model.exact.source)
 
 
-def _check_cut(weights: Stored, ranks: int) -> None:
-    """Experts that are not spread are cut, and vLLM asserts that their columns divide by the ranks."""
-    for one in weights.parts:
-        if one.part.role == "experts" and one.part.pieces % ranks:
-            raise usage_error(
-                f"experts of {one.part.pieces:,} columns are not cut over the {ranks:,} ranks of all replicas",
-                "add --ep, which spreads whole experts, or ask for other --dp or --tp",
-            )
+@lru_cache(maxsize=1024)
+def _columns(weights: Stored) -> frozenset[int]:
+    """Of an expert, by which tensor parallelism cuts it."""
+    return frozenset(one.part.pieces for one in weights.parts if one.part.role == "experts")
+
+
+def cuts_experts(model: PlanModel, query: PlanQuery, engine: str, ranks: int) -> bool:
+    """Whether vLLM cuts experts that are not spread over so many ranks: into equal parts of whole blocks of
+    the weights' scales (vLLM's fp8.py and fused_moe/layer.py assert both)."""
+    if engine != "vllm" or query.expert_parallel or model.stored is None:
+        return True
+    block = model.block if query.weights is None else 1
+    return all(
+        columns % ranks == 0 and columns // ranks % block == 0 for columns in _columns(model.stored)
+    )
 
 
 @lru_cache(maxsize=1024)

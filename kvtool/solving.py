@@ -14,13 +14,13 @@ from kvtool.engine_memory.usable import SHARE_WORD
 from kvtool.engine_rows import ROWS
 from kvtool.errors import KvtoolError, did_you_mean, usage_error
 from kvtool.fitting import TPS, Fitting, context_of, count_of, fitting, on, plan_first
-from kvtool.planning import Split
+from kvtool.planning import Split, cuts_experts
 from kvtool.units import format_bytes
 
 if TYPE_CHECKING:
     from kvtool.plan import Planned
+    from kvtool.plan_model import PlanModel
     from kvtool.plan_query import PlanQuery
-    from kvtool.planning import PlanModel
 
 MOST_UTILIZATION = 0.95
 """Above it, little is left for the driver and for what an engine did not foresee."""
@@ -175,16 +175,22 @@ def _replicas(
         return (split if missing == 0 else None), (missing, split)
     spread = 64 if asked.query.expert_parallel else 1
     high = min(MOST_REPLICAS, max(asked.users or 1, spread), most or MOST_REPLICAS)
-    last = replace(split, replicas=high)
+    model, query = asked.model, asked.query
+    allowed = [
+        many for many in range(1, high + 1) if cuts_experts(model, query, query.engines[0], split.tp * many)
+    ]  # fmt: skip
+    if not allowed:
+        return None, (math.inf, split)
+    last = replace(split, replicas=allowed[-1])
     missing = asked.missing(last)
     if missing:
         return None, (missing, last)
-    low = 1
-    while low < high:
-        middle = (low + high) // 2
-        fits = asked.missing(replace(split, replicas=middle)) == 0
-        low, high = (low, middle) if fits else (middle + 1, high)
-    return replace(split, replicas=low), (0, last)
+    low, top = 0, len(allowed) - 1
+    while low < top:
+        middle = (low + top) // 2
+        fits = asked.missing(replace(split, replicas=allowed[middle])) == 0
+        low, top = (low, middle) if fits else (middle + 1, top)
+    return replace(split, replicas=allowed[low]), (0, last)
 
 
 def _order(split: Split) -> tuple[int, int, int]:

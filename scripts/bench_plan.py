@@ -21,8 +21,9 @@ from kvtool.errors import KvtoolError
 from kvtool.model import read_model
 from kvtool.plan import PlanCase
 from kvtool.plan_flags import row_of
+from kvtool.plan_model import model_for
 from kvtool.plan_query import PlanQuery, gpus_named
-from kvtool.planning import cases_of, model_for
+from kvtool.planning import cases_of
 from kvtool.sweep import swept
 
 MODELS = ("llama-3-70b", "gemma-3-27b", "gpt-oss-120b", "deepseek-v3", "qwen3-next-80b-a3b")

@@ -9,8 +9,9 @@ from kvtool.config import load_config
 from kvtool.errors import KvtoolError
 from kvtool.model import read_model
 from kvtool.plan import PlanCase
+from kvtool.plan_model import PlanModel, model_for
 from kvtool.plan_query import PlanQuery, gpus_named
-from kvtool.planning import PlanModel, cases_of, model_for
+from kvtool.planning import cases_of
 
 
 def model_of(name: str, query: PlanQuery) -> PlanModel:

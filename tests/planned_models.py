@@ -7,8 +7,8 @@ from typing import Any
 
 from kvtool import catalog, config
 from kvtool.model import read_model
+from kvtool.plan_model import PlanModel, model_for
 from kvtool.plan_query import PlanQuery, gpus_named
-from kvtool.planning import PlanModel, model_for
 
 
 @cache

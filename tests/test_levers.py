@@ -22,8 +22,9 @@ from kvtool.levers.changes import ORDER, bits
 from kvtool.levers.presets import by_hour, by_tokens, runs
 from kvtool.levers.weights import quantised, why_not
 from kvtool.plan import PlanCase
+from kvtool.plan_model import PlanModel
 from kvtool.plan_query import PlanQuery, gpus_named
-from kvtool.planning import PlanModel, cases_of
+from kvtool.planning import cases_of
 from kvtool.units import GIB
 
 SMALL = "llama-3.1-8b"

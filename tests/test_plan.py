@@ -27,8 +27,9 @@ from kvtool.decode_speed import (
 from kvtool.errors import KvtoolError
 from kvtool.model import read_model
 from kvtool.plan import PlanCase, plan_row, planned
+from kvtool.plan_model import model_for
 from kvtool.plan_query import PlanQuery, gpus_named
-from kvtool.planning import cases_of, model_for, split_of
+from kvtool.planning import cases_of, split_of
 from kvtool.units import GIB
 
 Kvtool = Callable[..., Ran]
@@ -296,7 +297,7 @@ def test_every_preset_is_planned_or_refused_by_name() -> None:
         (("--gpu", "h1oo"), "no GPU is called 'h1oo'"),
         (("--gpu", "h100:x"), "--gpu: 'x' is not a whole number"),
         (("--gpu", "h100:8", "--tp", "3"), "no 2 replicas of 3"),
-        (("--gpu", "h100:3"), "--tp 3 does not divide"),
+        (("--gpu", "h100:3", "--tp", "3"), "--tp 3 does not divide"),
         (("--gpu", "h100", "--gpu-memory-utilization", "1.5"), "is no share"),
         (("--gpu", "h100", "--reserve", "2"), "is not an amount of memory"),
         (("--gpu", "h100", "--weights", "12parsec"), "is not an amount of memory"),

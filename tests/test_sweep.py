@@ -22,8 +22,9 @@ from kvtool.errors import KvtoolError
 from kvtool.model import ModelShape, read_model
 from kvtool.plan import PlanCase
 from kvtool.plan_flags import row_of
+from kvtool.plan_model import model_for
 from kvtool.plan_query import PlanQuery, gpus_named
-from kvtool.planning import cases_of, model_for
+from kvtool.planning import cases_of
 from kvtool.sweep import key_of, swept
 from kvtool.sweep_file import KEY
 

@@ -26,8 +26,9 @@ from kvtool.engines import ideal
 from kvtool.errors import KvtoolError, usage_error
 from kvtool.plan import planned, running
 from kvtool.plan_loads import whole_bytes
+from kvtool.plan_model import PlanModel
 from kvtool.plan_query import Gpus, PlanQuery
-from kvtool.planning import PlanModel, cases_of
+from kvtool.planning import cases_of
 from kvtool.prefill import Prefill, prefill_of
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from kvtool.engines import ideal
 from kvtool.errors import KvtoolError
 from kvtool.fitting import Way, ways_of
 from kvtool.plan import plan_row, planned
-from kvtool.planning import PlanModel, cases_of
+from kvtool.plan_model import PlanModel
+from kvtool.planning import cases_of
 
 if TYPE_CHECKING:
     from kvtool.catalog import GpuPreset

@@ -25,7 +25,7 @@ PARTNERS = {
     "link": ("disaggregate",),
 }
 """Options that say something of another one alone."""
-OF_VLLM = ("prefix_caching", "hybrid", "engine_version")
+OF_VLLM = ("prefix_caching", "hybrid", "engine_version", "gpu_memory_utilization")
 SLOW = ("solve", "levers", "ways", "workload", "trace", "disaggregate", "tiers")
 NOT_RANKED = ("tp", "dp", "ways", "levers", "tiers", "disaggregate", "solve", "kv_memory")
 NOT_SOLVED = ("levers", "ways", "tiers", "disaggregate")

@@ -13,10 +13,17 @@ from kvtool.cli.simulate_disaggregated import link_bits
 from kvtool.errors import KvtoolError, usage_error
 from kvtool.fitting import alone
 from kvtool.plan import PlanCase
-from kvtool.plan_lengths import Lengths, concurrency_of, length_fields, lengths_of, made_requests
+from kvtool.plan_lengths import (
+    NUM_REQUESTS,
+    Lengths,
+    concurrency_of,
+    length_fields,
+    lengths_of,
+    made_requests,
+)
+from kvtool.plan_model import PlanModel
 from kvtool.plan_query import Gpus, PlanQuery, gpus_named
 from kvtool.plan_shared import shared_concurrency_of, shared_fields
-from kvtool.planning import PlanModel
 from kvtool.prompts import Prompts, made, traced
 from kvtool.run import Row
 from kvtool.sharing import sharing_of
@@ -45,7 +52,7 @@ class Requests:
     def _make(self, given: Mapping[str, Any]) -> None:
         name, count = (
             given["workload"],
-            parse_count(given["num_requests"] or "10k", name="--num-requests", high=MOST_REQUESTS),
+            _count_of(given),
         )
         if name in preset_ids("prefixes") and name not in preset_ids("workloads"):
             workload = replace(sharing_of(name, seed=given["seed"]), num_requests=count)
@@ -54,6 +61,12 @@ class Requests:
         else:
             requests = made_requests(name, num_requests=count, seed=given["seed"])
             self.lengths = lengths_of(requests)
+
+
+def _count_of(given: Mapping[str, Any]) -> int:
+    if given["num_requests"] is None:
+        return NUM_REQUESTS
+    return parse_count(given["num_requests"], name="--num-requests", high=MOST_REQUESTS)
 
 
 def _named_blocks(path: str) -> Prompts | None:
@@ -123,7 +136,13 @@ def _of_lengths(case: PlanCase, requests: Requests, notes: list[str]) -> Row:
     budget = case.memory.left.best
     found = concurrency_of(case.holder, budget, requests.lengths, case.replicas)
     notes += found.notes
-    row: Row = {"workload": requests.name, "lengths": length_fields(found), "sharing": None}
+    fields = length_fields(found)
+    if case.max_num_seqs is not None:  # more may fit than the engine runs
+        most = float(case.max_num_seqs * case.replicas)
+        fields |= {
+            name: min(fields[name], most) for name in fields if name.startswith("max_concurrency_")
+        }
+    row: Row = {"workload": requests.name, "lengths": fields, "sharing": None}
     if requests.prompts is not None:
         try:
             shared = shared_concurrency_of(case.holder, budget, requests.prompts, case.replicas)

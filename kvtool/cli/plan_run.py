@@ -11,15 +11,16 @@ from kvtool.cli.each import each_model
 from kvtool.cli.plan_extras import Requests, contexts_of, extras
 from kvtool.cli.plan_words import is_grid, weights_in
 from kvtool.config import load_config
-from kvtool.errors import KvtoolError
-from kvtool.fitting import context_of
+from kvtool.errors import KvtoolError, usage_error
+from kvtool.fitting import context_of, has_experts
 from kvtool.levers import alternatives, cache_or_weights, cheapest, instead, levers
 from kvtool.model import read_model
 from kvtool.output import Output
 from kvtool.plan import PlanCase
 from kvtool.plan_flags import row_of, with_command
+from kvtool.plan_model import PlanModel, model_for
 from kvtool.plan_query import PlanQuery
-from kvtool.planning import PlanModel, cases_of, model_for
+from kvtool.planning import cases_of
 from kvtool.run import Row, Run
 from kvtool.solving import queries_of, solve
 from kvtool.view.plan import view
@@ -28,6 +29,8 @@ from kvtool.view.plan_words import refusal
 DOES_NOT_FIT = "does_not_fit"
 Wanted = tuple[PlanModel, PlanQuery, PlanCase]
 """A case, and what it is of."""
+SPARSE = {"indexer", "compressed"}
+"""Kinds of layers of which a step reads what is selected."""
 FOUND = 10
 """Of what would do where --solve finds nothing."""
 FEW = 4
@@ -143,6 +146,8 @@ def _loaded(asked: Asked, typed: str) -> tuple[PlanModel, PlanQuery, list[str]]:
     loaded = load_config(typed, revision=given["revision"])
     shape = read_model(loaded.config, catalog.class_defaults()["types"])
     model = model_for(loaded, shape, query, given["revision"])
+    if query.expert_parallel and model.stored is not None and not has_experts(model):
+        raise usage_error(f"{model.subject.name} has no experts to spread", "leave out --ep")
     model, query = weights_in(given["weights_dtype"], model, query)
     return model, contexts_of(query, asked.requests, model), list(model.notes)
 
@@ -240,7 +245,11 @@ def _speeds(rows: list[Row]) -> list[str]:
     said = "speeds and prices are of decoding alone, without prefills"
     if any(row["tp"] * row["pp"] * row["dcp"] > 1 or row["expert_parallel"] for row in timed):
         said += "; what ranks exchange takes no time in them"
-    return [said]
+    sparse = dict.fromkeys(
+        row["model"] for row in timed if SPARSE & {one["kind"] for one in row["kinds"]}
+    )
+    most = f"{', '.join(sparse)}: attention that selects reads less of the cache than is counted: TPOT is at most this"
+    return [said, *([most] if sparse else [])]
 
 
 def _hidden(given: dict[str, Any], rows: list[Row]) -> list[str]:

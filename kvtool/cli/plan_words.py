@@ -12,8 +12,9 @@ from kvtool.capacity import LONGEST
 from kvtool.dtypes import DTYPES, MODEL_DTYPES, dtype_named, parse_kv_dtype
 from kvtool.engines import engines_named
 from kvtool.errors import usage_error
+from kvtool.plan_model import PlanModel
 from kvtool.plan_query import UTILIZATION, VERSION, PlanQuery, gpus_named
-from kvtool.planning import PlanModel
+from kvtool.planning import DS_MLA
 from kvtool.size_row import VllmOptions
 from kvtool.units import MAX_LIST, parse_bytes, parse_count, parse_counts
 from kvtool.weights.counted import in_words
@@ -41,7 +42,7 @@ def query_of(given: Mapping[str, Any]) -> PlanQuery:
         dps=_counts(given["dp"], "--dp", MAX_PARALLEL) or (None,),
         dcp=parse_count(given["dcp"], name="--dcp", high=MAX_PARALLEL),
         expert_parallel=given["ep"],
-        kv_dtypes=_kv_dtypes(given["kv_dtype"]),
+        kv_dtypes=_kv_dtypes(given["kv_dtype"], engines_named(given["engine"])),
         dtype=None if dtype is None else dtype_named(dtype, flag="--dtype", among=MODEL_DTYPES),
         utilizations=_shares(given["gpu_memory_utilization"]),
         contexts=_counts(given["context"], "--context", LONGEST),
@@ -166,10 +167,13 @@ def _version(text: str | None) -> str | None:
     return text.strip()
 
 
-def _kv_dtypes(text: str) -> tuple[str, ...]:
+def _kv_dtypes(text: str, engines: tuple[str, ...]) -> tuple[str, ...]:
     names = tuple(_parts(text, "--kv-dtype"))
     for name in names:
-        parse_kv_dtype(name, auto=DTYPES["bf16"])
+        if name.lower() == DS_MLA and engines != ("vllm",):
+            raise usage_error(f"--kv-dtype {DS_MLA} is vLLM's own layout", "add --engine vllm")
+        if name.lower() != DS_MLA:
+            parse_kv_dtype(name, auto=DTYPES["bf16"])
     return names
 
 

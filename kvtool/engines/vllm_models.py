@@ -117,7 +117,7 @@ def refuse(shape: ModelShape, what: str) -> KvtoolError:
     """The error for a layout of vLLM that is not modelled."""
     return KvtoolError(
         f"--engine vllm: {shape.model_type}: {what}: not modelled",
-        "size it with --engine ideal, or give vLLM's own specs with --layer-specs FILE",
+        "take --engine ideal, or give vLLM's own specs to kvtool size --layer-specs FILE",
         code="engine_not_understood",
     )
 

@@ -30,8 +30,8 @@ from kvtool.solving import MOST_UTILIZATION, solve
 
 if TYPE_CHECKING:
     from kvtool.plan import PlanCase, Planned
+    from kvtool.plan_model import PlanModel
     from kvtool.plan_query import PlanQuery
-    from kvtool.planning import PlanModel
     from kvtool.solving import Solved
 
 Changes = Callable[["PlanModel", "PlanQuery", "Planned"], Iterator[Change]]
@@ -47,6 +47,9 @@ def alternatives(
     Of other presets the cheapest `most`, else all. The cache and the weights are quantised together only where neither suffices alone.
     """
     query, plan = alone(query, case), planned(case, look_for_context=False)
+    if plan.binds == "max_num_seqs":
+        told = more_sequences(query, model, case)
+        return (told,) if told else ()
     found = [
         one
         for changes in SAME_GPUS
@@ -76,6 +79,20 @@ def instead(
     ways = alternatives(model, asked, case, most=most)
     tried = TRIED.get(found.what, ())
     return tuple(one for one in ways if one.fits and one.change.lever not in tried)[:most]
+
+
+def more_sequences(query: PlanQuery, model: PlanModel, case: PlanCase) -> Alternative | None:
+    """The engine told to run as many as are asked for: no memory is in the way."""
+    each = math.ceil((case.users or 1) / case.replicas)
+    return made(
+        Change(
+            lever="users",
+            words=f"{each:,} requests of a replica at a time",
+            flags=f"--max-num-seqs {each}",
+            model=model,
+            query=replace(query, max_num_seqs=each),
+        )
+    )
 
 
 def _key(one: Alternative, case: PlanCase) -> tuple[bool, bool, float, int, float, int]:

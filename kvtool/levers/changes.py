@@ -17,8 +17,8 @@ from kvtool.units import format_bytes
 
 if TYPE_CHECKING:
     from kvtool.plan import Planned
+    from kvtool.plan_model import PlanModel
     from kvtool.plan_query import PlanQuery
-    from kvtool.planning import PlanModel
     from kvtool.run import Row
 
 KV_DTYPES = ("fp8", "int8", "int4", "int4/int2")
@@ -100,7 +100,7 @@ def made(change: Change, *, look_for_context: bool = True) -> Alternative | None
 
 def kv_dtypes(model: PlanModel, query: PlanQuery, plan: Planned) -> Iterator[Change]:
     """A cache of fewer bits."""
-    if query.vllm.ds_mla:  # a layout of its own, whose KV dtype cannot be chosen
+    if plan.case.holder.options.ds_mla:  # a layout of its own, whose KV dtype cannot be chosen
         return
     case = plan.case
     layout = case.holder.layout

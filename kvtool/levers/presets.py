@@ -19,8 +19,9 @@ from kvtool.solving import flags_of
 
 if TYPE_CHECKING:
     from kvtool.catalog import GpuPreset
+    from kvtool.plan_model import PlanModel
     from kvtool.plan_query import PlanQuery
-    from kvtool.planning import PlanModel, Split
+    from kvtool.planning import Split
 
 COUNTS = (1, 2, 4, 8, 16)
 NOT_APPLE = ("vllm", "sglang")

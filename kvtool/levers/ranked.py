@@ -29,8 +29,8 @@ from kvtool.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from kvtool.plan import PlanCase, Planned
+    from kvtool.plan_model import PlanModel
     from kvtool.plan_query import PlanQuery
-    from kvtool.planning import PlanModel
     from kvtool.run import Row
 
 
@@ -230,7 +230,7 @@ def _one_left(
         assert lighter is not None, "the caller has one"
         one, what, saved = lighter, "weights", _saved_weights(lighter, start)
         kv = start.plan.case.holder.layout.kv
-        known = bits(kv) <= 8 or start.query.vllm.ds_mla
+        known = bits(kv) <= 8 or start.plan.case.holder.options.ds_mla
         engine = start.query.engines[0]
         why = f"the cache is in {kv.name} already" if known else f"{engine} has no fp8 cache"
     return (

@@ -15,8 +15,8 @@ from kvtool.plan import Planned, planned
 from kvtool.planning import Split
 
 if TYPE_CHECKING:
+    from kvtool.plan_model import PlanModel
     from kvtool.plan_query import PlanQuery
-    from kvtool.planning import PlanModel
 
 EXCHANGE = "what ranks exchange is not in TPOT"
 

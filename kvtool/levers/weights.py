@@ -9,8 +9,8 @@ from kvtool.weights.schemes import scheme_of
 from kvtool.weights.stored import stored
 
 if TYPE_CHECKING:
+    from kvtool.plan_model import PlanModel
     from kvtool.plan_query import PlanQuery
-    from kvtool.planning import PlanModel
 
 SCHEMES: dict[str, dict[str, Any]] = {
     "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128]},

@@ -114,7 +114,7 @@ def _title(block: Sequence[Row], rows: Sequence[Row]) -> str:
     said += ["experts spread"] if "expert_parallel" in told and row["expert_parallel"] else []
     said += [f"KV in {row['kv_dtype']}"] if "kv_dtype" in told else []
     share = row["gpu_memory_utilization"]
-    said += [f"utilisation {share:g}"] if "gpu_memory_utilization" in told else []
+    said += [f"utilisation {share:g}"] if "gpu_memory_utilization" in told and share else []
     if "context_tokens" not in inside:
         said.append(counted(row["context_tokens"], "token"))
     if "users" not in inside and row["users"] is not None:

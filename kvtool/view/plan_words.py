@@ -122,7 +122,11 @@ def about(row: Row) -> list[str]:
 
 def _tried(row: Row) -> str:
     """What was changed on the same GPUs, and does not suffice."""
-    ways = [one["flags"] for one in row.get("alternatives") or () if not one["fits"]]
+    ways = [
+        one["flags"]
+        for one in row.get("alternatives") or ()
+        if not one["fits"] and (one["gpu"], one["gpus"]) == (row["gpu"], row["gpus"])
+    ]
     return f"Not enough on the same GPUs: {'; '.join(ways)}." if ways else ""
 
 
