@@ -26,6 +26,8 @@ def case_of(
     query = PlanQuery(gpus=gpus_named(gpu), engines=(engine,), **words)
     model = model_of(name, query)
     lost: list[KvtoolError] = []
-    (case,) = cases_of(model, query, lost)
-    assert not lost
+    found = list(cases_of(model, query, lost))
+    if lost:
+        raise lost[0]
+    (case,) = found
     return model, query, case
