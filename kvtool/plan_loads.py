@@ -32,7 +32,7 @@ def loads_of(model: PlanModel, query: PlanQuery, holder: Holder, split: Split) -
     spread = split.tp * sharers if query.expert_parallel or sharers > 1 else 1
     dense, routed, experts, chosen, flops, head = _read(model.stored, split.tp, spread)
     whole = whole_bytes(model, query)
-    given = whole / model.stored.bytes if whole is not None else 1.0
+    given = whole / bytes_of(model.stored) if whole is not None else 1.0
     return Loads(
         dense_bytes=dense * given / split.pp,
         expert_bytes=routed * given / split.pp,
@@ -51,7 +51,13 @@ def whole_bytes(model: PlanModel, query: PlanQuery) -> int | None:
         return query.weights
     if model.exact is not None:
         return model.exact.bytes
-    return None if model.stored is None else model.stored.bytes
+    return None if model.stored is None else bytes_of(model.stored)
+
+
+@lru_cache(maxsize=64)
+def bytes_of(weights: Stored) -> int:
+    """Added once for all cases of a model."""
+    return weights.bytes
 
 
 @lru_cache(maxsize=64)

@@ -18,7 +18,7 @@ from kvtool.engine_memory.usable import SHARE_WORD, torch_total
 from kvtool.errors import KvtoolError, usage_error
 from kvtool.model.shape import ModelShape
 from kvtool.plan import MemoryPlan, PlanCase, fixed
-from kvtool.plan_loads import counts_of, loads_of, machine_of, sharers_of
+from kvtool.plan_loads import bytes_of, counts_of, loads_of, machine_of, sharers_of
 from kvtool.plan_model import PlanModel
 from kvtool.plan_query import Gpus, PlanQuery
 from kvtool.sizing import DEFAULT_CONTEXT, check_context, encoder_length
@@ -249,7 +249,7 @@ def weights_line(model: PlanModel, query: PlanQuery, split: Split, engine: str) 
     count = _rank_bytes(model.stored, model.shape.num_modules, split.tp, split.pp, experts)
     if model.exact is None:
         return fixed("weights", count, model.stored.basis)
-    share = -(-count * model.exact.bytes // model.stored.bytes)  # cut as what was counted is
+    share = -(-count * model.exact.bytes // bytes_of(model.stored))  # cut as what was counted is
     return fixed("weights", share, model.exact.source)
 
 

@@ -1,7 +1,7 @@
-"""How long plans take: one whole command, and a row of a grid beside the rows of `kvtool size` that it rests on.
+"""How long plans take: one whole command, and a row of a grid beside the same row when nothing is remembered.
 
-What a plan's request takes is asked through `kvtool.capacity.needs_of`, which remembers; its twin lays the
-cache out for each row anew, as `kvtool size` does. Bytes must be the same. A Markdown table, for `make bench`.
+Rows of a grid share what a request takes, what a rank holds and what a step reads; their twin works all of it
+out for itself, and must be equal. A Markdown table, for `make bench`.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ import statistics
 import sys
 import tempfile
 import time
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
 from bench_startup import cpu_seconds
 
-from kvtool import catalog
+from kvtool import capacity, catalog, decode_speed, plan, plan_loads, planning
 from kvtool.config import load_config
 from kvtool.errors import KvtoolError
 from kvtool.model import read_model
 from kvtool.plan import PlanCase
 from kvtool.plan_flags import row_of
-from kvtool.plan_model import model_for
+from kvtool.plan_model import PlanModel, model_for
 from kvtool.plan_query import PlanQuery, gpus_named
 from kvtool.planning import cases_of
 from kvtool.sweep import swept
@@ -30,6 +31,7 @@ MODELS = ("llama-3-70b", "gemma-3-27b", "gpt-oss-120b", "deepseek-v3", "qwen3-ne
 CONTEXTS = tuple(range(1024, 32_769, 512))
 TWIN = 200
 """Rows of which the twin is timed."""
+REMEMBERING = (capacity, decode_speed, plan, plan_loads, planning)
 COMMAND = "plan llama-3-70b --gpu h100:8 --engine vllm"
 REPEAT = 11
 
@@ -40,25 +42,32 @@ def cases(engine: str) -> list[PlanCase]:
         gpus=gpus_named("h100:8,h200:8"), engines=(engine,), kv_dtypes=("auto", "fp8"), contexts=CONTEXTS,
         users=(None, 16),
     )  # fmt: skip
-    found: list[PlanCase] = []
-    for name in MODELS:
-        loaded = load_config(name)
-        shape = read_model(loaded.config, catalog.class_defaults()["types"])
-        lost: list[KvtoolError] = []
-        found += cases_of(model_for(loaded, shape, query), query, lost)
-    return found
+    lost: list[KvtoolError] = []
+    return [case for name in MODELS for case in cases_of(model_of(name), query, lost)]
+
+
+@cache
+def model_of(name: str) -> PlanModel:
+    """Read once, as by one command."""
+    loaded = load_config(name)
+    shape = read_model(loaded.config, catalog.class_defaults()["types"])
+    return model_for(loaded, shape, PlanQuery(gpus=()))
 
 
 def twin_s(grid: list[PlanCase]) -> float:
-    """Seconds of a row whose cache is laid out anew, spread over the grid."""
+    """Seconds of a row when nothing is remembered from others, spread over the grid; the rows are the same."""
     some = list(islice(grid, 0, None, max(1, len(grid) // TWIN)))
-    start = time.perf_counter()
-    rows = [case.holder.row(case.context) for case in some]
-    spent = time.perf_counter() - start
-    for case, row in zip(some, rows, strict=True):
-        assert (row.get("one_request_bytes") or row["per_gpu_bytes"]) == row_of(case)[
-            "request_bytes"
-        ]
+    known = [row_of(case) for case in some]
+    spent = 0.0
+    for case, row in zip(some, known, strict=True):
+        for module in REMEMBERING:
+            for one in vars(module).values():
+                if hasattr(one, "cache_clear"):
+                    one.cache_clear()
+        start = time.perf_counter()
+        anew = row_of(case)
+        spent += time.perf_counter() - start
+        assert anew == row
     return spent / len(some)
 
 
