@@ -36,7 +36,14 @@ def command_of(case: PlanCase) -> str | None:
 def _vllm(case: PlanCase) -> list[str]:
     """vllm serve, as its engine arguments of 0.32 are called (vllm/engine/arg_utils.py)."""
     layout, echo, options = case.holder.layout, case.echo, case.holder.options
-    words = ["vllm serve", shlex.quote(case.repository), f"--max-model-len {case.max_model_len}"]
+    top = layout.shape.max_context
+    long = [LONG] if top is not None and case.max_model_len > top else []
+    words = [
+        *long,
+        "vllm serve",
+        shlex.quote(case.repository),
+        f"--max-model-len {case.max_model_len}",
+    ]
     words.append(_share(case))
     for flag, ranks in (
         ("--tensor-parallel-size", layout.tp),
@@ -52,8 +59,8 @@ def _vllm(case: PlanCase) -> list[str]:
     words.append(f"--max-num-batched-tokens {echo['max_batched_tokens']}")
     if layout.block_size is not None:
         words.append(f"--block-size {layout.block_size}")
-    caching = "--enable-prefix-caching" if options.prefix_caching else "--no-enable-prefix-caching"
-    words.append(caching)
+    if any(entry.kind == "linear" for entry in layout.shape.layers):  # where it changes the layout
+        words.append(f"--{'' if options.prefix_caching else 'no-'}enable-prefix-caching")
     words += ["--disable-hybrid-kv-cache-manager"] if options.hybrid is False else []
     return words
 
@@ -83,4 +90,6 @@ def _formats(case: PlanCase) -> list[str]:
     return words
 
 
+LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"
+"""Without it vLLM refuses more than the config's maximum (vllm/envs.py)."""
 COMMANDS: dict[str, Callable[[PlanCase], list[str]]] = {"vllm": _vllm}

@@ -87,12 +87,12 @@ def _read(weights: Stored, tp: int, spread: int) -> tuple[float, float, int, int
 
 
 def machine_of(gpu: GpuPreset, dtype: Dtype, query: PlanQuery) -> Machine | None:
-    """The peaks of one GPU in the model's dtype; of the other of the two of 16 bits where its own is not
-    published, which have one rate on all GPUs that have both. None for other dtypes."""
+    """The peaks of one GPU in the model's dtype, its rate None where it is not published; None for other dtypes
+    than those of 16 bits."""
     rates = {"bf16": gpu.dense_bf16_tflops, "fp16": gpu.dense_fp16_tflops}
     if dtype.name not in rates:
         return None
-    rate = rates[dtype.name] or max(filter(None, rates.values()), default=None)
+    rate = rates[dtype.name]
     flops = None if rate is None else rate * 1e12
     machine = Machine(bandwidth=gpu.bandwidth_gb_s * 1e9, flops=flops)
     return replace(

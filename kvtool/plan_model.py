@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvtool import catalog
+from kvtool.dtypes import DTYPES
 from kvtool.engine_memory import ModelSizes, sizes_of
 from kvtool.errors import KvtoolError
 from kvtool.size_row import Subject
@@ -59,6 +60,11 @@ def model_for(
 ) -> PlanModel:
     """KvtoolError if nothing says how many bytes its weights take."""
     dtype, note = model_dtype(shape, query.dtype)
+    if dtype.name == "fp32" and query.dtype is None and "vllm" in query.engines:
+        dtype, note = (
+            DTYPES["bf16"],
+            "its checkpoint is fp32: bf16, as vLLM takes it, in every engine's plan (--dtype)",
+        )
     found: Stored | None = None
     exact, why = _headers(loaded, revision) if query.weights is None else (None, "")
     try:

@@ -84,9 +84,10 @@ def split_of(
     ranks = tp or _ranks(count // (pp * (dp or 1)), shape, whole=dp is not None)
     replicas = dp or max(1, count // (ranks * pp))
     if ranks * pp * replicas != count:
+        many = f"{replicas:,} replica{'s' * (replicas != 1)}"
         raise usage_error(
-            f"{count:,} GPUs are no {replicas:,} replicas of {ranks:,} × {pp:,} ranks (--dp, --tp, --pp)",
-            f"write --gpu {gpus.preset.id}:{ranks * pp * replicas}, or other ranks",
+            f"{count:,} GPUs are no {many} of {ranks:,} × {pp:,} ranks (--dp, --tp, --pp)",
+            f"ask for ranks that make up {count:,} GPUs, or for --gpu {gpus.preset.id}:{ranks * pp * replicas}",
         )
     return Split(gpu=gpus.preset, tp=ranks, pp=pp, replicas=replicas)
 

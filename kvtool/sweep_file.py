@@ -58,6 +58,15 @@ class SweepFile:
             write_file(self.path, (self.lines[key] for key in (*first, *others)))
 
 
+def is_sweep(path: Path) -> bool:
+    """Whether a file begins as a sweep's does."""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(len(_START)) == _START
+    except OSError:
+        return False
+
+
 def line(key: str, row: Row) -> bytes:
     """The key first: a line that was cut is known by its beginning."""
     text = json.dumps({KEY: key, **row}, ensure_ascii=False, allow_nan=False)

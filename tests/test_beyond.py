@@ -109,7 +109,9 @@ def test_experts_that_are_spread_over_one_replica_are_no_row_of_their_own() -> N
     spread = [row["dp"] for row in rows if row["expert_parallel"]]
     assert spread
     assert min(spread) > 1
-    assert len(cuts) == len(set(cuts)) + len(spread)
+    assert len(cuts) == len(
+        set(cuts)
+    )  # over replicas vLLM shares experts either way: one row of two
     # 60 experts are no whole number on 8 ranks: 7.5 of their bytes, or 8 whole ones.
     odd = [row for row in ways("qwen1.5-moe-a2.7b", "h100", 8).rows if row["tp"] == 8]
     assert {row["expert_parallel"] for row in odd} == {False, True}
@@ -213,15 +215,16 @@ def test_undivided_at_the_same_rate_is_what_a_run_comes_to(
 
 def test_the_rule_weighs_times_between_tokens_against_requests_at_one_rate() -> None:
     found = apart("h100", "h100", 7936, 256)
-    assert found.same_requests_per_s == found.requests_per_s < found.mixed_requests_per_s
-    assert found.same_rate_tpot_s == found.settled_tpot_s
+    assert found.same_requests_per_s == 0.75 * found.requests_per_s
+    assert found.requests_per_s < found.mixed_requests_per_s
+    assert found.same_rate_tpot_s < found.settled_tpot_s  # fewer decode at a time
     saved = 1 - found.same_rate_tpot_s / found.same_rate_mixed_tpot_s
     assert found.saved_tpot_share == pytest.approx(saved)
     lost = 1 - found.requests_per_s / found.mixed_requests_per_s
     assert found.lost_requests_share == pytest.approx(lost)
     assert found.saved_tpot_share > found.lost_requests_share > 0
     assert found.pays
-    assert "at the same requests/s" in found.rule
+    assert "at 75% of the most" in found.rule
     # To be as fast undivided, they would serve fewer still.
     assert found.mixed_requests_per_s_at_tpot < found.requests_per_s
     # Of 9 prefill GPUs for one decode GPU of short prompts nearly all is idle.
@@ -234,7 +237,6 @@ def test_gpus_that_wait_would_decode_faster_undivided() -> None:
     # Six for prompts keep no more than 1 in 3 busy; undivided at that rate, seven decode small batches.
     found = apart("h100:6", "h100:1", 4096, 256)
     assert found.prefill_gpus_per_decode_gpu < 2
-    assert found.same_rate_tpot_s == pytest.approx(found.tpot_s)
     # Each at its own highest rate, 27 ms against 72 would seem to speak for dividing them.
     assert found.same_rate_mixed_tpot_s < found.same_rate_tpot_s < found.mixed_tpot_s
     assert found.mixed_requests_per_s_at_tpot > 2 * found.requests_per_s
@@ -244,7 +246,8 @@ def test_gpus_that_wait_would_decode_faster_undivided() -> None:
 def test_where_more_are_served_apart_both_are_taken_at_the_undivided_rate() -> None:
     # L4s read slowly and hold few requests: prompts are all that they are good for.
     found = apart("l4:8", "h100:1", 7000, 300)
-    assert found.same_requests_per_s == found.mixed_requests_per_s < found.requests_per_s
+    assert found.same_requests_per_s == 0.75 * found.mixed_requests_per_s
+    assert found.mixed_requests_per_s < found.requests_per_s
     assert found.same_rate_tpot_s < found.settled_tpot_s
     assert found.lost_requests_share < 0
     assert found.pays

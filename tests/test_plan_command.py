@@ -120,7 +120,9 @@ def test_pictures(kvtool: Kvtool, tmp_path: Path) -> None:
     assert isinstance(stacked, Panels)
     (panel,) = stacked.panels
     assert isinstance(panel, Bars)
-    assert {"weights", "activations", "KV cache: full", "KV cache: sliding"} <= set(panel.parts)
+    assert {"weights", "activations", "KV cache: full attention", "KV cache: sliding"} <= set(
+        panel.parts
+    )
     for _, shares in panel.rows:
         assert sum(shares) == pytest.approx(1)
         assert min(shares) >= 0

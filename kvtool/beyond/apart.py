@@ -37,10 +37,12 @@ if TYPE_CHECKING:
 
 NOT_COUNTED = ("prefill_not_counted", "weights_not_counted")
 ESTIMATE = "an estimate for requests that are all alike and never wait; kvtool simulate --disaggregate runs it"
+LOAD = 0.75
+"""Of the most that the slower of both serves: at all of it requests would queue without end."""
 RULE = (
-    "it pays where, at the same requests/s, the time between tokens falls by a larger share than the most "
-    "requests/s do, against the same GPUs undivided; the time to the first token, to which the transfer is "
-    "added, is not weighed"
+    f"it pays where, at {LOAD:.0%} of the most that the slower of both serves, the time between tokens falls by a "
+    "larger share than the most requests/s do; queues for prefills and the transfer, which the first token "
+    "waits for, are not weighed (kvtool simulate --disaggregate has them)"
 )
 
 
@@ -189,9 +191,9 @@ def _apart(first: Kind, second: Kind, rates: dict[str, float]) -> Row:
 
 
 def _compared(first: Kind, second: Kind, rate: float) -> Row:
-    """Both at the same requests a second: the most that each of them serves."""
+    """Both at the same requests a second."""
     whole = full_rate(first) + full_rate(second)
-    same = min(rate, whole)
+    same = LOAD * min(rate, whole)
     _, apart_s = decoding(second, same / second.instances)
     mixed_s = _undivided_s((first, second), same)
     saved, lost = 1 - apart_s / mixed_s, 1 - rate / whole

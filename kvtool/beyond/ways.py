@@ -86,15 +86,13 @@ def _is_new(model: PlanModel, way: Way) -> bool:
 
 
 def _differing(rows: list[Row]) -> Iterator[Row]:
-    """Without those that spread experts over ranks that held as much of them before."""
+    """Of two that only differ in whether experts are spread, the first."""
     seen: list[Row] = []
     for row in rows:
-        if row["expert_parallel"]:
-            plain = row | {"expert_parallel": False, "flags": row["flags"].removesuffix(" --ep")}
-            if plain in seen:
-                continue
-        seen.append(row)
-        yield row
+        plain = row | {"expert_parallel": False, "flags": row["flags"].removesuffix(" --ep")}
+        if plain not in seen:
+            seen.append(plain)
+            yield row
 
 
 def _copies(case: PlanCase) -> float:

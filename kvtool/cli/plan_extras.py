@@ -103,9 +103,7 @@ def extras(
     notes: list[str],
 ) -> Row:  # fmt: skip
     """Fields besides those of a plan."""
-    row: Row = {}
-    if requests.lengths is not None:
-        row |= _of_lengths(case, requests, notes)
+    row = lengths_too(case, requests, notes)
     if given["ways"]:
         ways = parallel_rows(model, alone(query, case), case.gpu, case.gpus)
         notes += ways.notes
@@ -115,8 +113,7 @@ def extras(
         ]
     if given["disaggregate"] is not None:
         first, second = kinds_of(given["disaggregate"])
-        prompt = parse_count(given["prompt_tokens"] or "2k", name="--prompt-tokens")
-        output = parse_count(given["output_tokens"] or "256", name="--output-tokens")
+        prompt, output = _apart_lengths(given, requests)
         bits = float(link_bits(given["link"]))
         asked = replace(alone(query, case), tps=query.tps[:1], pps=query.pps[:1], dps=(None,))
         try:
@@ -129,6 +126,22 @@ def extras(
     if given["tiers"] is not None:
         row["tiers"] = _tiers(given, model, query, case, notes)
     return row
+
+
+def _apart_lengths(given: Mapping[str, Any], requests: Requests) -> tuple[int, int]:
+    """Of a request: as given, else the means of real ones."""
+    lengths = requests.lengths
+    means = ("2048", "256")
+    if lengths is not None:
+        sides = (lengths.prompt_tokens, lengths.output_tokens)
+        means = tuple(str(max(2, round(float(side.mean())))) for side in sides)  # type: ignore[assignment]
+    prompt = parse_count(given["prompt_tokens"] or means[0], name="--prompt-tokens")
+    return prompt, parse_count(given["output_tokens"] or means[1], name="--output-tokens")
+
+
+def lengths_too(case: PlanCase, requests: Requests, notes: list[str]) -> Row:
+    """What real lengths come to, where there are some."""
+    return {} if requests.lengths is None else _of_lengths(case, requests, notes)
 
 
 def _of_lengths(case: PlanCase, requests: Requests, notes: list[str]) -> Row:

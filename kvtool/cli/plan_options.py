@@ -101,7 +101,7 @@ PromptOpt = Annotated[
         metavar="TOKENS",
         rich_help_panel=WORKLOAD,
         show_default=False,
-        help="Of --disaggregate's requests. Default: 2k.",
+        help="Of --disaggregate's requests. Default: the mean of --workload or --trace, or 2k.",
     ),
 ]
 OutputTokensOpt = Annotated[
@@ -118,8 +118,8 @@ TiersOpt = Annotated[
     str | None,
     typer.Option(
         "--tiers", metavar="TIERS", rich_help_panel=BUDGET, show_default=False,
-        help="Memory below the GPU's for caches: cpu=64GiB@25GB/s,disk=1TiB@6GB/s: what it holds, and whether "
-        "loading beats computing.",
+        help="Memory below the GPU's for caches, of a replica: cpu=64GiB@25GB/s (of each GPU's link),disk=1TiB@6GB/s "
+        "(of the disk, which its GPUs share): what it holds, and whether loading beats computing.",
     ),
 ]  # fmt: skip
 KvDtypeOpt = Annotated[

@@ -8,19 +8,21 @@ from typing import Any
 
 from kvtool import catalog
 from kvtool.cli.each import each_model
-from kvtool.cli.plan_extras import Requests, contexts_of, extras
+from kvtool.cli.plan_extras import Requests, contexts_of, extras, lengths_too
 from kvtool.cli.plan_words import is_grid, weights_in
 from kvtool.config import load_config
+from kvtool.dtypes import DTYPES, parse_kv_dtype
 from kvtool.errors import KvtoolError, usage_error
 from kvtool.fitting import context_of, has_experts
 from kvtool.levers import alternatives, cache_or_weights, cheapest, instead, levers
+from kvtool.levers.caveats import of_cache
 from kvtool.model import read_model
 from kvtool.output import Output
 from kvtool.plan import PlanCase
 from kvtool.plan_flags import row_of, with_command
 from kvtool.plan_model import PlanModel, model_for
 from kvtool.plan_query import PlanQuery
-from kvtool.planning import cases_of
+from kvtool.planning import DS_MLA, NODE, cases_of
 from kvtool.run import Row, Run
 from kvtool.solving import queries_of, solve
 from kvtool.view.plan import view
@@ -88,7 +90,7 @@ def _one(asked: Asked, typed: str, lost: list[KvtoolError]) -> tuple[list[Row], 
     rows = list(_rows(asked, model, query, lost, notes))
     if not rows and lost:
         raise lost[0]
-    return rows, _named(model, notes)
+    return rows, _named(model, notes) + _formats(rows, model, query)
 
 
 def _grid(asked: Asked, out: Output) -> tuple[list[Row], list[str], KvtoolError | None]:
@@ -164,10 +166,10 @@ def _rows(
     """Of what is missing, of all GPUs ranked, or of each combination."""
     given = asked.given
     if given["solve"] is not None:
-        yield from _solved(given["solve"], model, query, lost)
+        yield from _solved(asked, model, query, lost, notes)
         return
     if query.ranked:
-        yield from _ranked(model, query, lost)
+        yield from _ranked(asked, model, query, lost, notes)
         return
     cases = list(cases_of(model, query, lost))
     rows, wanted = [], []
@@ -202,8 +204,9 @@ def _advice(
 
 
 def _solved(
-    what: str, model: PlanModel, query: PlanQuery, lost: list[KvtoolError]
+    asked: Asked, model: PlanModel, query: PlanQuery, lost: list[KvtoolError], notes: list[str]
 ) -> Iterator[Row]:
+    what = asked.given["solve"]
     for one in queries_of(what, query):
         try:
             found = solve(what, model, one)
@@ -212,6 +215,7 @@ def _solved(
             continue
         solved = {"what": what, "value": found.value, "flags": found.flags}
         row = with_command(found.plan) | {"solved": solved}
+        row |= lengths_too(found.plan.case, asked.requests, notes)
         if found.error is not None:
             others = instead(model, one, found, most=FOUND)
             row["alternatives"] = [other.as_row() for other in others]
@@ -220,17 +224,24 @@ def _solved(
         yield row
 
 
-def _ranked(model: PlanModel, query: PlanQuery, lost: list[KvtoolError]) -> Iterator[Row]:
+def _ranked(
+    asked: Asked, model: PlanModel, query: PlanQuery, lost: list[KvtoolError], notes: list[str]
+) -> Iterator[Row]:
     """Of each preset the number of GPUs with the cheapest output token, cheapest first."""
     for context in query.contexts or (context_of(model, query),):
         for users in query.users:
             found = cheapest(model, query, context, users, by="tokens")
-            yield from (with_command(one.plan) for one in found)
+            rows = [
+                with_command(one.plan) | lengths_too(one.plan.case, asked.requests, notes)
+                for one in found
+            ]
+            # Those whose rate nobody published would seem to compute for nothing.
+            yield from sorted(rows, key=lambda row: row["ridge"] is None)
             if not found:
-                asked = "a request" if users is None else f"{users:,} requests"
+                many = "a request" if users is None else f"{users:,} requests"
                 lost.append(
                     KvtoolError(
-                        f"none of the GPU presets, up to 16 of a kind, fits {asked} of {context:,} tokens",
+                        f"none of the GPU presets, up to 16 of a kind, fits {many} of {context:,} tokens",
                         "name GPUs and how many, such as --gpu h200:64, or ask for fewer or shorter requests",
                         code=DOES_NOT_FIT,
                     )
@@ -249,7 +260,23 @@ def _speeds(rows: list[Row]) -> list[str]:
         row["model"] for row in timed if SPARSE & {one["kind"] for one in row["kinds"]}
     )
     most = f"{', '.join(sparse)}: attention that selects reads less of the cache than is counted: TPOT is at most this"
-    return [said, *([most] if sparse else [])]
+    wide = any(row["command"] and row["gpus"] > NODE for row in timed)
+    nodes = f"more than {NODE} GPUs are several nodes: the command is to be started for all of them (Ray, or vLLM's --nnodes)"
+    return [said, *([most] if sparse else []), *([nodes] if wide else [])]
+
+
+def _formats(rows: list[Row], model: PlanModel, query: PlanQuery) -> list[str]:
+    """What a KV dtype that was asked for, or found, may cost."""
+    gpu = query.gpus[0].preset
+    auto = DTYPES[model.shape.kv_dtype] if model.shape.kv_dtype else model.dtype
+    asked = dict.fromkeys(
+        row["kv_dtype"] for row in rows if row["kv_dtype"] not in (auto.name, DS_MLA)
+    )
+    return [
+        f"KV in {name}: {text}"
+        for name in asked
+        if (text := of_cache(gpu, parse_kv_dtype(name, auto=auto), model.shape))
+    ]
 
 
 def _hidden(given: dict[str, Any], rows: list[Row]) -> list[str]:

@@ -16,6 +16,7 @@ from kvtool.plan_model import PlanModel
 from kvtool.plan_query import UTILIZATION, VERSION, PlanQuery, gpus_named
 from kvtool.planning import DS_MLA
 from kvtool.size_row import VllmOptions
+from kvtool.sweep_file import is_sweep
 from kvtool.units import MAX_LIST, parse_bytes, parse_count, parse_counts
 from kvtool.weights.counted import in_words
 
@@ -93,6 +94,10 @@ def is_grid(given: Mapping[str, Any], path: Path | None) -> bool:
     alone = alone or ("--gpu all" if is_ranked(given) else None)
     if alone is None:
         return asked is not None or (path is not None and path.suffix.lower() == ".jsonl")
+    if path is not None and is_sweep(path):
+        raise usage_error(
+            f"-o {path}: it holds a grid, and {alone} would replace it", "name another file"
+        )
     if asked is not None:
         raise usage_error(
             f"{asked} is for lists of plans, and {alone} is made in one process",

@@ -76,7 +76,7 @@ def torch_total(gpu: GpuPreset) -> tuple[Range, str]:
         )
     if gpu.usable_bytes is None:
         raise usage_error(
-            f"{gpu.id}: no usable memory is known", "give the cache's memory with --kv-memory 12GiB"
+            f"{gpu.id}: no usable memory is known", "choose another preset (kvtool presets gpus)"
         )
     unified = gpu.vendor == "Apple" or any(word in gpu.id for word in ON_CPU)
     shares = UNIFIED if unified else SHARE

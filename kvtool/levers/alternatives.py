@@ -95,11 +95,12 @@ def more_sequences(query: PlanQuery, model: PlanModel, case: PlanCase) -> Altern
     )
 
 
-def _key(one: Alternative, case: PlanCase) -> tuple[bool, bool, float, int, float, int]:
+def _key(one: Alternative, case: PlanCase) -> tuple[bool, bool, bool, float, int, float, int]:
     same = one.plan.case.gpu.id == case.gpu.id and one.gpus == case.gpus
     price = 0.0 if same else math.inf if one.usd_per_hour is None else one.usd_per_hour
     changes = ORDER.index(one.change.lever)
-    return not one.fits, not same, price, changes, -one.change.bits, one.gpus
+    kind = one.plan.case.gpu.id == case.gpu.id
+    return not one.fits, not same, not kind, price, changes, -one.change.bits, one.gpus
 
 
 def _utilization(model: PlanModel, query: PlanQuery, plan: Planned) -> Iterator[Change]:

@@ -21,6 +21,7 @@ from kvtool.levers.changes import (
     weights,
 )  # fmt: skip
 from kvtool.levers.presets import gpu_change
+from kvtool.levers.splits import other_splits
 from kvtool.levers.weights import why_not
 from kvtool.plan import planned, running
 from kvtool.planning import Split
@@ -78,6 +79,7 @@ def _changes(model: PlanModel, start: _Start) -> Iterator[Change]:
     query, case = start.query, start.plan.case
     yield from kv_dtypes(model, query, start.plan)
     yield from weights(model, query, start.plan)
+    yield from other_splits(model, query, start.plan)
     layout = case.holder.layout
     twice = Split(gpu=case.gpu, tp=2 * layout.tp, pp=layout.pp, replicas=case.replicas)
     wider = gpu_change(model, query, twice, lever="tp")

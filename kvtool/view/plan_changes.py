@@ -76,7 +76,7 @@ def _ways(row: Row) -> Table | None:
             _column("USD/h", [usd(one["usd_per_hour"]) for one in shown]),
             _see(shown, _numbers(_shown(row))),
         ],
-        title=f"What would make it fit: same GPUs first, then others by price{more}",
+        title=f"What would make it fit: same GPUs first, more of them, then others by price{more}",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvtool.run import Row
 from kvtool.units import GIB, format_bytes
@@ -15,7 +15,7 @@ MOST_BARS = 24
 LEFT = "left alone"
 COLOURS = {
     "weights": 0, "activations": 1, "graphs, context": 3, "reserve": 8,
-    "KV cache: full": 5, "KV cache: sliding": 6, "KV cache: chunked": 4, "KV cache: latent": 2,
+    "KV cache: full attention": 5, "KV cache: sliding": 6, "KV cache: chunked": 4, "KV cache: latent": 2,
     "KV cache: linear": 7, LEFT: -1,
 }  # fmt: skip
 """Places among the colours of `kvtool.plot`: what holds weights stays blue from picture to picture."""
@@ -31,25 +31,32 @@ def chart(rows: Sequence[Row]) -> Chart | Panels | None:
     return _lines(rows) if len({row["context_tokens"] for row in rows}) > 1 else _bars(rows)
 
 
-def _name(row: Row, rows: Sequence[Row], names: Sequence[str] = NAMES) -> str:
+def _names(rows: Sequence[Row], names: Sequence[str] = NAMES) -> Callable[[Row], str]:
+    """How each row is called beside the others."""
     varying = [name for name in names if len({one[name] for one in rows}) > 1]
-    models = len({one["model"] for one in rows}) > 1
-    gpus = f"{row['gpus']:,} × {row['gpu']}" if any(one["gpus"] > 1 for one in rows) else row["gpu"]
     if any(one["tp"] * one["pp"] * one["dp"] != one["tp"] for one in rows):
         varying.insert(0, "tp")
-    first = f"{row['model']} on {gpus}" if models else gpus
-    return ", ".join([first, *words_of(row, varying)])
+    models = len({one["model"] for one in rows}) > 1
+    several = any(one["gpus"] > 1 for one in rows)
+
+    def name(row: Row) -> str:
+        gpus = f"{row['gpus']:,} × {row['gpu']}" if several else row["gpu"]
+        first = f"{row['model']} on {gpus}" if models else gpus
+        return ", ".join([first, *words_of(row, varying)])
+
+    return name
 
 
 def _lines(rows: Sequence[Row]) -> Chart:
     """What fits does not depend on how many are asked for."""
     names = [name for name in NAMES if name != "users"]
+    name_of = _names(rows, names)
     points: dict[str, dict[int, float]] = {}
     drawn = set()
     for row in rows:
         most = row["max_concurrency"]
         if most is not None and math.isfinite(most) and most >= 1:
-            points.setdefault(_name(row, rows, names), {})[row["context_tokens"]] = most
+            points.setdefault(name_of(row), {})[row["context_tokens"]] = most
             drawn.add(row["model"])
     models = dict.fromkeys(row["model"] for row in rows)
     none = [name for name in models if name not in drawn]
@@ -72,10 +79,11 @@ def _lines(rows: Sequence[Row]) -> Chart:
 def _bars(rows: Sequence[Row]) -> Panels:
     """Of a GPU's memory; what is more than all of it goes beyond 100 %."""
     shown = rows[:MOST_BARS]
+    name_of = _names(shown)
     kinds = list(dict.fromkeys(one["kind"] for row in shown for one in row["kinds"]))
     taken = list(dict.fromkeys(_part(one["name"]) for row in shown for one in row["memory"][1:]))
     found = [_bytes(row, taken, kinds) for row in shown]
-    every = (*taken, *(f"KV cache: {kind}" for kind in kinds), LEFT)
+    every = (*taken, *(_cache(kind) for kind in kinds), LEFT)
     kept = [place for place in range(len(every)) if any(sizes[place] for sizes in found)]
     parts = tuple(every[place] for place in kept)
     wholes = [row["gpu_bytes"] or row["usable_bytes"] for row in shown]
@@ -85,7 +93,7 @@ def _bars(rows: Sequence[Row]) -> Panels:
         x_label="share of a GPU's memory",
         parts=parts,
         rows=tuple(
-            (_name(row, shown), tuple(size / whole for size in each))
+            (name_of(row), tuple(size / whole for size in each))
             for row, each, whole in zip(shown, sizes, wholes, strict=True)
         ),
         colours=tuple(_colour(name) for name in parts),
@@ -116,6 +124,11 @@ def _limits(rows: Sequence[Row], wholes: Sequence[int]) -> tuple[tuple[str, floa
 def _part(name: str) -> str:
     """Lines that are thin are one part."""
     return "graphs, context" if name.startswith(("CUDA", "context")) else name
+
+
+def _cache(kind: str) -> str:
+    """`full` alone would be read as a cache that is."""
+    return f"KV cache: {'full attention' if kind == 'full' else kind}"
 
 
 def _colour(part: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvtool.run import Row
@@ -13,6 +13,7 @@ from kvtool.view.plan_words import running, share
 from kvtool.view.words import number, rate, seconds
 
 MOST_WAYS = 12
+SPLIT = ("tp", "pp", "dp", "dcp")
 MOST_REASONS = 4
 """Of each kind that is shown; JSON has all."""
 LESS = {"blocks": 3, "KV GiB": 3, "longest": 2, "copies": 1}
@@ -34,7 +35,9 @@ def sentences(row: Row) -> list[str]:
     said = (
         _of_lengths(row),
         _of_sharing(row.get("sharing")),
+        _of_ways(row),
         *_of_refused(row),
+        *_of_tiers(row),
         _of_apart(row.get("disaggregation")),
         _sentence(row.get("quantise_first") or ""),
     )
@@ -58,7 +61,7 @@ def _lengths(found: Mapping[str, Any] | None) -> Table | None:
     ]
     return Table(
         columns=("requests", "at a time"), rows=tuple(lines), right=frozenset(("at a time",)),
-        title=f"{found['requests']:,} real lengths",
+        title=f"{found['requests']:,} lengths",
     )  # fmt: skip
 
 
@@ -107,6 +110,20 @@ def _ways(rows: list[Row] | None) -> Table | None:
     return table(columns, title=f"ways to split the GPUs{more}")
 
 
+def _of_ways(row: Row) -> str:
+    """Where the plan stands among the ways, if it is not the best."""
+    ways: Sequence[Row] = row.get("ways") or ()
+    own = [row[name] for name in SPLIT]
+    at = next((n for n, one in enumerate(ways, 1) if [one[name] for name in SPLIT] == own), None)
+    if at is None or at == 1:
+        return ""
+    best = ways[0]
+    return (
+        f"The plan above is way {at:,} of {len(ways):,}; plan the first with {best['flags']}: {share(best['max_concurrency'])} "
+        f"requests, {rate(best['output_tokens_per_s'])} tokens/s."
+    )
+
+
 def _of_refused(row: Row) -> list[str]:
     """A sentence for each reason: first why, then which."""
     refused = row.get("refused_ways") or ()
@@ -126,14 +143,24 @@ def _of_apart(found: Mapping[str, Any] | None) -> str:
         f"Apart, {found['prefill_gpus']} × {found['prefill_gpu']} for prompts of {found['prompt_tokens']:,} tokens and "
         f"{found['decode_gpus']} × {found['decode_gpu']} for {found['output_tokens']:,} more: a prefill takes "
         f"{seconds(found['prefill_s'])}, sending its {format_bytes(found['kv_bytes'])} of cache "
-        f"{seconds(found['transfer_s'])}. At {rate(found['same_requests_per_s'])} requests/s a token takes "
-        f"{seconds(found['same_rate_tpot_s'])}, and {seconds(found['same_rate_mixed_tpot_s'])} with the same GPUs "
-        f"undivided, which at a token as fast serve {rate(found['mixed_requests_per_s_at_tpot'])} requests/s. At most "
-        f"they serve {rate(found['requests_per_s'])} apart ({found['binds']} binds) and "
-        f"{rate(found['mixed_requests_per_s'])} undivided; both kinds are busy with "
+        f"{seconds(found['transfer_s'])}. At most they serve {rate(found['requests_per_s'])} requests/s apart "
+        f"({found['binds']} binds) and {rate(found['mixed_requests_per_s'])} undivided. At {rate(found['same_requests_per_s'])} requests/s a token takes "
+        f"{seconds(found['same_rate_tpot_s'])} apart and {seconds(found['same_rate_mixed_tpot_s'])} undivided, where "
+        f"{rate(found['mixed_requests_per_s_at_tpot'])} requests/s would have the faster token. Both kinds are busy with "
         f"{found['prefill_gpus_per_decode_gpu']:.3g} prefill GPUs for each decode GPU. By an estimate it "
         f"{'pays' if found['pays'] else 'does not pay'}: {found['rule']}."
     )
+
+
+def _of_tiers(row: Row) -> list[str]:
+    """Whether a tier is worth it for a request of this context."""
+    return [
+        f"{one['tier']}: bringing a request of {row['context_tokens']:,} tokens back takes "
+        f"{seconds(one['load_s'])}, computing it anew {seconds(one['prefill_s'])}: "
+        f"{'loading' if one['loads_faster'] else 'computing'} is faster."
+        for one in row.get("tiers") or ()
+        if one["prefill_s"] is not None
+    ]
 
 
 def _tiers(rows: list[Mapping[str, Any]] | None) -> Table | None:

@@ -17,12 +17,18 @@ def step(row: Row) -> str:
     if row["tpot_s"] is None:
         return ""
     each = " a replica" if row["dp"] > 1 else ""
+    stages = row["pp"]
+    staged = (
+        f", {stages:,} stages of {_requests(max(1.0, row['batch'] / stages))} one after the other"
+        if stages > 1
+        else ""
+    )
     part = row["read_weights_bytes"] < LESS * row["weights_bytes"]
     kept = " (no embedding table, no unused experts)" if part else ""
     reached = row.get("efficiency")
     return (
         f"A step of {_requests(row['batch'])}{each} at {counted(row['context_tokens'], 'token')} takes "
-        f"{seconds(row['tpot_s'])} (TPOT), an estimate by the roofline: a GPU reads "
+        f"{seconds(row['tpot_s'])} (TPOT){staged}, an estimate by the roofline: a GPU reads "
         f"{format_bytes(row['read_weights_bytes'])} of weights{kept} and "
         f"{format_bytes(row['read_cache_bytes'])} of cache{_reached(reached) if reached else ''}; "
         f"{row['step_binds']} binds."

@@ -39,6 +39,6 @@ def not_counted(name: str, why: str) -> KvtoolError:
     """The refusal of a model whose parameters no recipe counts."""
     return KvtoolError(
         f"{name}: its weights are not counted yet ({why})",
-        "give --weights 16GiB (those of the whole model), or --kv-memory in place of --gpu",
+        "give --weights 16GiB (those of the whole model), or the cache's memory with --kv-memory",
         code="weights_not_counted",
     )

@@ -28,7 +28,7 @@ def _seen(
         if tower is None:
             raise KvtoolError(
                 f"vision_config: {keys.model_type[:60]} has no recipe, so its weights are not counted yet",
-                "give --weights 16GiB (those of the whole model), or --kv-memory in place of --gpu",
+                "give --weights 16GiB (those of the whole model), or the cache's memory with --kv-memory",
                 code="weights_not_counted",
             )
         yield from tower(keys)
