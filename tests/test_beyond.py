@@ -239,7 +239,7 @@ def test_gpus_that_wait_would_decode_faster_undivided() -> None:
     assert found.prefill_gpus_per_decode_gpu < 2
     # Each at its own highest rate, 27 ms against 72 would seem to speak for dividing them.
     assert found.same_rate_mixed_tpot_s < found.same_rate_tpot_s < found.mixed_tpot_s
-    assert found.mixed_requests_per_s_at_tpot > 2 * found.requests_per_s
+    assert found.mixed_requests_per_s_at_tpot > 1.5 * found.requests_per_s
     assert not found.pays
 
 

@@ -312,3 +312,52 @@ def test_bits_are_no_bytes(kvtool: Kvtool) -> None:
 def test_replaced_users_are_planned_anew() -> None:
     _, _, case = case_of("llama-3.1-8b", users=(3,))
     assert planned(replace(case, users=10**5)).fits is False
+
+
+def test_a_grid_is_not_replaced_by_something_else(kvtool: Kvtool, tmp_path: Path) -> None:
+    path = tmp_path / "grid.jsonl"
+    words = ("plan", "llama-3-8b", "--gpu", "h100", "-c", "4k")
+    assert kvtool(*words, "-o", str(path)).code == 0
+    kept = path.read_bytes()
+    for more in (("--levers",), ("--ways",)):
+        ran = kvtool(*words, *more, "-o", str(path))
+        assert (ran.code, "it holds a grid" in ran.err) == (2, True)
+    ranked = kvtool("plan", "llama-3-8b", "--gpu", "all", "-o", str(path))
+    assert (ranked.code, path.read_bytes()) == (2, kept)
+
+
+def test_what_commands_may_not_hide(kvtool: Kvtool) -> None:
+    def notes(*words: str) -> str:
+        return " ".join(kvtool("plan", *words, "--json").json["notes"])
+
+    assert "keys that 8 bits break" in notes("qwen2.5-7b", "--gpu", "h100", "--kv-dtype", "fp8")
+    assert "several nodes" in notes("llama-3-70b", "--gpu", "h100:16", "--engine", "vllm")
+    assert "bf16, as vLLM takes it" in notes("starcoder2-15b", "--gpu", "h100", "--engine", "vllm")
+    words = ("starcoder2-15b", "--gpu", "h100", "--engine", "vllm", "--json")
+    (found,) = kvtool("plan", *words).json["rows"]
+    assert (found["dtype"], "--dtype bfloat16" in found["command"]) == ("bf16", True)
+    words = (
+        "qwen3-32b",
+        "--gpu",
+        "h200",
+        "--engine",
+        "vllm",
+        "-c",
+        "64k",
+        "--allow-long",
+        "--json",
+    )
+    assert (
+        kvtool("plan", *words)
+        .json["rows"][0]["command"]
+        .startswith("VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 ")
+    )
+
+
+def test_a_plan_that_is_not_the_best_way_says_so(kvtool: Kvtool) -> None:
+    said = kvtool("plan", "deepseek-v3", "--gpu", "h200:16", "--engine", "vllm", "--ways", "-q").out
+    assert "The plan above is way " in said
+    (found,) = kvtool(
+        "plan", "deepseek-v3", "--gpu", "h200:16", "--engine", "vllm", "--levers", "--json"
+    ).json["rows"]
+    assert any(one["lever"] == "split" for one in found["levers"])

@@ -47,7 +47,7 @@ def alternatives(
     Of other presets the cheapest `most`, else all. The cache and the weights are quantised together only where neither suffices alone.
     """
     query, plan = alone(query, case), planned(case, look_for_context=False)
-    if plan.binds == "max_num_seqs":
+    if plan.binds == "max_num_seqs" and not plan.fits:
         told = more_sequences(query, model, case)
         return (told,) if told else ()
     found = [
