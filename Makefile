@@ -15,9 +15,10 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
 	@echo "Options: VENV=$(VENV), PYTHON=/path/to/python3, JOBS=$(JOBS), PYTEST_ARGS='-k size'"
 
-demo: core ## install kvtool alone into .venv: sizes, waste, forks, shared prefixes, a scheduler; no GPU
+demo: core ## install kvtool alone into .venv: sizes, what fits, waste, forks, shared prefixes, a scheduler; no GPU
 	$(BIN)/kvtool size llama-3-70b -c 8k -b 1,64
 	$(BIN)/kvtool size gemma-3-27b --explain
+	$(BIN)/kvtool plan llama-3-70b --gpu h100:8 --engine vllm -c 8k -b 64
 	$(BIN)/kvtool fragment --dist zipf
 	$(BIN)/python scripts/demo_forks.py
 	$(BIN)/kvtool prefix --workload agent --capacity 4GiB,16GiB --model llama-3-8b

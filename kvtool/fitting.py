@@ -11,8 +11,8 @@ from kvtool.capacity import least
 from kvtool.errors import KvtoolError
 from kvtool.plan import PlanCase, Planned, planned
 from kvtool.plan_model import PlanModel
-from kvtool.plan_query import UTILIZATION, Gpus, PlanQuery
-from kvtool.planning import Split, case_of, cases_of, holder_of, memory_of
+from kvtool.plan_query import UTILIZATION, Gpus, PlanQuery, Split
+from kvtool.planning import case_of, cases_of, holder_of, memory_of
 from kvtool.sizing import DEFAULT_CONTEXT, check_context
 
 if TYPE_CHECKING:

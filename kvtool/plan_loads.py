@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from kvtool.catalog import GpuPreset
     from kvtool.dtypes import Dtype
     from kvtool.plan_model import PlanModel
-    from kvtool.plan_query import PlanQuery
-    from kvtool.planning import Split
+    from kvtool.plan_query import PlanQuery, Split
     from kvtool.weights.stored import Stored
 
 

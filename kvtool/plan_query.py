@@ -28,6 +28,16 @@ class Gpus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """How the GPUs of one kind are shared out."""
+
+    gpu: GpuPreset
+    tp: int
+    pp: int
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanQuery:
     """What is asked of each model. Tuples are run as a product, in the order given."""
 

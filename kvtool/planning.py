@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING
@@ -20,23 +20,12 @@ from kvtool.model.shape import ModelShape
 from kvtool.plan import MemoryPlan, PlanCase, fixed
 from kvtool.plan_loads import bytes_of, counts_of, loads_of, machine_of, sharers_of
 from kvtool.plan_model import PlanModel
-from kvtool.plan_query import Gpus, PlanQuery
+from kvtool.plan_query import Gpus, PlanQuery, Split
 from kvtool.sizing import DEFAULT_CONTEXT, check_context, encoder_length
 
 if TYPE_CHECKING:
-    from kvtool.catalog import GpuPreset
     from kvtool.engine_memory import Line
     from kvtool.weights.stored import Stored
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
-    """How the GPUs of one kind are shared out."""
-
-    gpu: GpuPreset
-    tp: int
-    pp: int
-    replicas: int
 
 
 def shares_of(query: PlanQuery, engine: str) -> tuple[float, ...]:

@@ -14,7 +14,8 @@ from kvtool.engine_memory.usable import SHARE_WORD
 from kvtool.engine_rows import ROWS
 from kvtool.errors import KvtoolError, did_you_mean, usage_error
 from kvtool.fitting import TPS, Fitting, context_of, count_of, fitting, on, plan_first
-from kvtool.planning import Split, cuts_experts
+from kvtool.plan_query import Split
+from kvtool.planning import cuts_experts
 from kvtool.units import format_bytes
 
 if TYPE_CHECKING:

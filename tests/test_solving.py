@@ -14,8 +14,7 @@ from planned_models import asked, model
 from kvtool.capacity import least
 from kvtool.errors import KvtoolError
 from kvtool.fitting import count_of, fitting, on, plan_first, splits
-from kvtool.plan_query import PlanQuery, gpus_named
-from kvtool.planning import Split
+from kvtool.plan_query import PlanQuery, Split, gpus_named
 from kvtool.solving import KV_LADDER, SOLVERS, Solved, queries_of, solve
 from kvtool.units import GIB
 

@@ -25,7 +25,8 @@ from kvtool.levers.changes import (
 from kvtool.levers.presets import cheapest, more_of
 from kvtool.levers.splits import other_splits
 from kvtool.plan import planned
-from kvtool.planning import Split, cases_of
+from kvtool.plan_query import Split
+from kvtool.planning import cases_of
 from kvtool.solving import MOST_UTILIZATION, solve
 
 if TYPE_CHECKING:

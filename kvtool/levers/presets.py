@@ -20,8 +20,7 @@ from kvtool.solving import flags_of
 if TYPE_CHECKING:
     from kvtool.catalog import GpuPreset
     from kvtool.plan_model import PlanModel
-    from kvtool.plan_query import PlanQuery
-    from kvtool.planning import Split
+    from kvtool.plan_query import PlanQuery, Split
 
 COUNTS = (1, 2, 4, 8, 16)
 NOT_APPLE = ("vllm", "sglang")

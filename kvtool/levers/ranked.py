@@ -24,7 +24,7 @@ from kvtool.levers.presets import gpu_change
 from kvtool.levers.splits import other_splits
 from kvtool.levers.weights import why_not
 from kvtool.plan import planned, running
-from kvtool.planning import Split
+from kvtool.plan_query import Split
 from kvtool.solving import MOST_UTILIZATION
 from kvtool.units import format_bytes, format_seconds
 

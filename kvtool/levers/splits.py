@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from kvtool.fitting import NODE, Fitting, Way, fitting, ways_of
 from kvtool.levers.changes import Change
 from kvtool.plan import Planned, planned
-from kvtool.planning import Split
+from kvtool.plan_query import Split
 
 if TYPE_CHECKING:
     from kvtool.plan_model import PlanModel
