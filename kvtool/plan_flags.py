@@ -61,6 +61,7 @@ def _vllm(case: PlanCase) -> list[str]:
         words.append(f"--block-size {layout.block_size}")
     if any(entry.kind == "linear" for entry in layout.shape.layers):  # where it changes the layout
         words.append(f"--{'' if options.prefix_caching else 'no-'}enable-prefix-caching")
+    words += ["--enforce-eager"] if echo["enforce_eager"] else []
     words += ["--disable-hybrid-kv-cache-manager"] if options.hybrid is False else []
     return words
 

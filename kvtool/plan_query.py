@@ -64,6 +64,8 @@ class PlanQuery:
     """Of a replica; None: the engine's own, or the users if they are more."""
     max_batched_tokens: int | None = None
     """None: the engine's own, by GPU."""
+    enforce_eager: bool = False
+    """vLLM captures no CUDA graphs."""
     reserve: int = 0
     weights: int | None = None
     version: str | None = VERSION

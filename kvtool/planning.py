@@ -165,6 +165,7 @@ def case_of(
             "gpu_memory_utilization": utilization if holder.engine in SHARE_WORD else None,
             "max_batched_tokens": holder.options.max_batched_tokens,
             "expert_parallel": query.expert_parallel,
+            "enforce_eager": query.enforce_eager if holder.engine == "vllm" else None,
             "parameters": parameters,
             "active_parameters": active,
             "context_basis": query.context_basis,
@@ -205,6 +206,7 @@ def memory_of(
         gpu=split.gpu,
         dtype_bytes=model.dtype.bits // 8,
         version=query.version,
+        eager=query.enforce_eager,
     ).lines
     if query.reserve:
         gives.append(fixed("reserve", query.reserve, "--reserve"))

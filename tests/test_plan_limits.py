@@ -205,6 +205,19 @@ def test_commands_of_other_dtypes(kvtool: Kvtool) -> None:
     assert "'<meta-llama/Llama-3.1-8B in int4>'" in command("--weights-dtype", "int4")
     assert "--disable-hybrid-kv-cache-manager" in command("--no-hybrid")
     assert "--max-model-len 2048 " in command("--workload", "chat")
+    assert command("--enforce-eager").endswith(" --enforce-eager")
+
+
+def test_without_graphs_more_is_left_for_the_cache(kvtool: Kvtool) -> None:
+    words = ("plan", "llama-3.1-8b", "--gpu", "h100", "--engine", "vllm", "--json")
+    graphs, eager = (kvtool(*words, *more) for more in ((), ("--enforce-eager",)))
+    whole, more = graphs.json["rows"][0], eager.json["rows"][0]
+    taken = next(one for one in whole["memory"] if one["name"] == "CUDA graphs")
+    assert taken["best"] == more["kv_budget_bytes"]["best"] - whole["kv_budget_bytes"]["best"] > 0
+    assert (whole["enforce_eager"], more["enforce_eager"]) == (False, True)
+    assert "without CUDA graphs" in " ".join(eager.json["notes"])
+    assert "without CUDA graphs" not in " ".join(graphs.json["notes"])
+    assert kvtool(*words[:4], "--enforce-eager").code == 2
 
 
 # -- lists, of which one that fails costs no other

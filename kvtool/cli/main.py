@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from kvtool import __version__
+from kvtool.cli.foreign_words import ours
 from kvtool.cli.options import PlainCommand, wants_json, without_flag_types
 from kvtool.errors import INTERRUPTED, USAGE, KvtoolError, did_you_mean, usage_error
 from kvtool.output import DISK_FULL, Output, write_error
@@ -243,5 +244,7 @@ def _from_typer(error: typer.TyperException, argv: Sequence[str]) -> KvtoolError
     text = error.message if near or not error.format_message() else error.format_message()
     text = text.rstrip(".").replace("Invalid value for ", "")
     hint = f"did you mean {' or '.join(near)}?" if near else f"see {path} --help"
+    if context is not None and (name := ours(error, context.command.params)):
+        hint = f"it is called {name} here"
     code = "usage" if error.exit_code == USAGE else "failed"
     return KvtoolError(text[:1].lower() + text[1:], hint, code=code, exit_code=error.exit_code)

@@ -70,6 +70,7 @@ def plan(
     block_size: o.BlockSizeOpt = None,
     prefix_caching: o.PrefixCachingOpt = False,
     hybrid: o.HybridOpt = None,
+    enforce_eager: p.EagerOpt = False,
     levers: p.LeversOpt = False,
     price: p.PriceOpt = None,
     efficiency: p.EfficiencyOpt = None,

@@ -25,11 +25,13 @@ PARTNERS = {
     "link": ("disaggregate",),
 }
 """Options that say something of another one alone."""
-OF_VLLM = ("prefix_caching", "hybrid", "engine_version", "gpu_memory_utilization")
+OF_VLLM = (
+    "prefix_caching", "hybrid", "engine_version", "gpu_memory_utilization", "enforce_eager",
+)  # fmt: skip
 SLOW = ("solve", "levers", "ways", "workload", "trace", "disaggregate", "tiers")
 NOT_RANKED = ("tp", "dp", "ways", "levers", "tiers", "disaggregate", "solve", "kv_memory")
 NOT_SOLVED = ("levers", "ways", "tiers", "disaggregate")
-NOT_GIVEN_MEMORY = ("reserve", "engine_version", "gpu_memory_utilization")
+NOT_GIVEN_MEMORY = ("reserve", "engine_version", "gpu_memory_utilization", "enforce_eager")
 """What decides how much is left for the cache, which --kv-memory says."""
 
 

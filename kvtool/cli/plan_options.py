@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from kvtool.cli.size_options import (
+    ENGINE,
     HARDWARE,
     MODEL,
     OUTPUT,
@@ -188,6 +189,13 @@ MaxBatchedOpt = Annotated[
     typer.Option(
         "--max-batched-tokens", metavar="TOKENS", rich_help_panel=BUDGET, show_default=False,
         help="Tokens of a step, which decide what activations take. Default: vLLM's own by GPU.",
+    ),
+]  # fmt: skip
+EagerOpt = Annotated[
+    bool,
+    typer.Option(
+        "--enforce-eager", rich_help_panel=ENGINE,
+        help="vllm: without CUDA graphs, which take memory and make steps faster.",
     ),
 ]  # fmt: skip
 TpOpt = Annotated[

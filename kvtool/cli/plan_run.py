@@ -256,6 +256,8 @@ def _speeds(rows: list[Row]) -> list[str]:
     said = "speeds and prices are of decoding alone, without prefills"
     if any(row["tp"] * row["pp"] * row["dcp"] > 1 or row["expert_parallel"] for row in timed):
         said += "; what ranks exchange takes no time in them"
+    if any(row["enforce_eager"] for row in timed):
+        said += "; without CUDA graphs a step takes longer, by the launches of its kernels"
     sparse = dict.fromkeys(
         row["model"] for row in timed if SPARSE & {one["kind"] for one in row["kinds"]}
     )

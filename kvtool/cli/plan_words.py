@@ -50,6 +50,7 @@ def query_of(given: Mapping[str, Any]) -> PlanQuery:
         users=_counts(given["batch"], "--batch", MAX_BATCH) or (None,),
         max_num_seqs=_count(given["max_num_seqs"], "--max-num-seqs", MAX_BATCH),
         max_batched_tokens=_count(given["max_batched_tokens"], "--max-batched-tokens"),
+        enforce_eager=given["enforce_eager"],
         reserve=_bytes(given["reserve"], "--reserve") or 0,
         weights=_weights(given["weights"]),
         version=_version(given["engine_version"]),

@@ -141,7 +141,7 @@ DpOpt = Annotated[
 BlockSizeOpt = Annotated[
     str | None,
     typer.Option(
-        "--block-size", metavar="TOKENS", rich_help_panel=HARDWARE, show_default=False,
+        "--block-size", metavar="TOKENS", rich_help_panel=ENGINE, show_default=False,
         help="Round the tokens held up to whole blocks (vllm: default 16).",
     ),
 ]  # fmt: skip

@@ -26,16 +26,25 @@ def overhead(
     gpu: GpuPreset,
     dtype_bytes: int,
     version: str | None = None,
+    eager: bool = False,
 ) -> Overhead:
     """What `engine` keeps on a rank besides weights and cache.
 
-    `version`: that of the engine, as far as the rules differ; None: not known.
+    `version`: that of the engine, as far as the rules differ; None: not known. `eager`: vLLM captures no
+    CUDA graphs.
     """
     if engine not in ENGINES:
         raise usage_error(
             f"nothing is known about the memory of '{engine}'", f"known: {', '.join(ENGINES)}"
         )
-    step = Step(tokens=max_batched_tokens, rows=max_num_seqs, tp=tp, pp=pp, dtype_bytes=dtype_bytes)
+    step = Step(
+        tokens=max_batched_tokens,
+        rows=max_num_seqs,
+        tp=tp,
+        pp=pp,
+        dtype_bytes=dtype_bytes,
+        eager=eager,
+    )
     return Overhead(lines=tuple(ENGINES[engine](sizes, step, gpu, version_of(version))))
 
 

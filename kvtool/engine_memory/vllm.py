@@ -70,6 +70,8 @@ class Step:
     tp: int
     pp: int
     dtype_bytes: int
+    eager: bool = False
+    """No CUDA graphs are captured (--enforce-eager)."""
 
 
 def lines(sizes: ModelSizes, step: Step, gpu: GpuPreset, version: Version | None) -> list[Line]:
@@ -127,6 +129,8 @@ def _tower(beside: int, regime: Regime) -> Range:
 def _graphs(step: Step, version: Version | None) -> Line:
     """CUDA graphs, counted since 0.21: prints of 0.2 to 2 GiB (86 to 102 sizes: 0.6 to 0.9)."""
     name = "CUDA graphs"
+    if step.eager:
+        return Line(name=name, range=NOTHING, basis="--enforce-eager captures none")
     if version is not None and version < GRAPHS_COUNTED:
         words = "not counted before vLLM 0.21: they come out of what utilization leaves free"
         return Line(name=name, range=NOTHING, basis=words)
