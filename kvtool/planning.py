@@ -206,6 +206,7 @@ def memory_of(
         gpu=split.gpu,
         dtype_bytes=model.dtype.bits // 8,
         version=query.version,
+        dp=split.replicas,
         eager=query.enforce_eager,
     ).lines
     if query.reserve:

@@ -163,6 +163,20 @@ def test_sglang_gives_what_it_printed_on_a_b300() -> None:
     assert inside(234.56, kv_range(whole, round(15.27 * GIB), found))
 
 
+def test_ranks_that_exchange_take_memory_for_it() -> None:
+    def outside_torch(model: str, pp: int = 1, dp: int = 1) -> int:
+        found = overhead(
+            "vllm", sizes({"model": model}), tp=1, pp=pp, dp=dp, max_batched_tokens=8192,
+            max_num_seqs=256, gpu=catalog.gpu_preset("h100"), dtype_bytes=2,
+        )  # fmt: skip
+        return int(found.lines[2].range.best)
+
+    alone = outside_torch("llama-3.1-8b")
+    assert outside_torch("llama-3.1-8b", dp=2) == alone
+    assert outside_torch("llama-3.1-8b", pp=2) > alone
+    assert outside_torch("gpt-oss-20b", dp=2) > outside_torch("gpt-oss-20b")
+
+
 def test_defaults_by_gpu() -> None:
     assert vllm_batch(catalog.gpu_preset("h100")) == Batch(8192, 1024)
     assert vllm_batch(catalog.gpu_preset("a100-80gb")) == Batch(2048, 256)

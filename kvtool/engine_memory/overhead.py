@@ -26,6 +26,7 @@ def overhead(
     gpu: GpuPreset,
     dtype_bytes: int,
     version: str | None = None,
+    dp: int = 1,
     eager: bool = False,
 ) -> Overhead:
     """What `engine` keeps on a rank besides weights and cache.
@@ -42,6 +43,7 @@ def overhead(
         rows=max_num_seqs,
         tp=tp,
         pp=pp,
+        dp=dp if sizes.chosen else 1,
         dtype_bytes=dtype_bytes,
         eager=eager,
     )

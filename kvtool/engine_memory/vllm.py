@@ -70,6 +70,8 @@ class Step:
     tp: int
     pp: int
     dtype_bytes: int
+    dp: int = 1
+    """Replicas that exchange tokens: those of a model with experts."""
     eager: bool = False
     """No CUDA graphs are captured (--enforce-eager)."""
 
@@ -153,6 +155,9 @@ def _context(sizes: ModelSizes, step: Step, gpu: GpuPreset, version: Version | N
         )
         if version is not None and version < (0, 18):
             best, high = 0.1, 0.5
+        if step.pp > 1 or step.dp > 1:
+            best, high = best + 0.2, high + 1.0
+            words += "; NCCL between stages or replicas besides: an estimate"
     elif _linked(gpu):
         low, best, high = 0.3, 2.1, 3.0
         words = (
