@@ -261,7 +261,7 @@ def _from_hub(model: str, revision: str | None) -> LoadedConfig:
     except KvtoolError as error:
         preset = None if error.code in _NO_PRESET_FOR else _preset(model)
         if preset is not None:
-            return _instead(preset, revision, error)
+            return _instead(preset, model, revision, error)
         if error.code == "not_found":
             error.hint += _near(model, hub_ids=True)
         raise
@@ -283,8 +283,20 @@ def _from_hub(model: str, revision: str | None) -> LoadedConfig:
     )
 
 
-def _instead(preset: ModelPreset, revision: str | None, error: KvtoolError) -> LoadedConfig:
+def _instead(
+    preset: ModelPreset, typed: str, revision: str | None, error: KvtoolError
+) -> LoadedConfig:
+    """The preset that goes by the Hub id, quantised as the id says where it is another checkpoint's."""
+    from kvtool.weights.usual import SCHEMES, WORDS, by_name
+
     notes = [f"{error.message}; preset {preset.name} is used instead"]
     if revision is not None:
         notes.append(f"--revision {revision} is ignored: the preset knows one revision")
-    return _from_preset(preset, name=preset.hub_id, notes=tuple(notes))
+    scheme = by_name(typed, preset.config) if typed.lower() != preset.hub_id.lower() else ""
+    if not scheme:
+        return _from_preset(preset, name=preset.hub_id, notes=tuple(notes))
+    notes.append(
+        f"its weights are taken as {WORDS[scheme]}, by its name: an estimate; its KV dtype is not known"
+    )
+    found = _from_preset(preset, name=typed, notes=tuple(notes))
+    return replace(found, config={**found.config, "quantization_config": SCHEMES[scheme]})

@@ -103,7 +103,7 @@ def _block(config: Mapping[str, Any]) -> int:
 
 def _repository(loaded: LoadedConfig) -> str:
     """A Hub id, or the folder that a config lies in."""
-    if loaded.source == "preset":
+    if loaded.source == "preset" and "/" not in loaded.name:
         preset = catalog.model_preset(loaded.name)
         return preset.hub_id if preset else loaded.name
     return str(Path(loaded.where).parent) if loaded.source in ("folder", "file") else loaded.name

@@ -9,23 +9,25 @@ from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING
 
-from kvtool.cache import CacheLayout, check_parallel, stages
+from kvtool.cache import CacheLayout, check_parallel
 from kvtool.capacity import Holder
 from kvtool.dtypes import DTYPES, parse_kv_dtype
 from kvtool.engine_memory import Range, overhead, usable
-from kvtool.engine_memory.defaults import vllm_batch
+from kvtool.engine_memory.defaults import version_of, vllm_batch
 from kvtool.engine_memory.usable import SHARE_WORD, torch_total
 from kvtool.errors import KvtoolError, usage_error
 from kvtool.model.shape import ModelShape
 from kvtool.plan import MemoryPlan, PlanCase, fixed
-from kvtool.plan_loads import bytes_of, counts_of, loads_of, machine_of, sharers_of
+from kvtool.plan_loads import counts_of, loads_of, machine_of
 from kvtool.plan_model import PlanModel
 from kvtool.plan_query import Gpus, PlanQuery, Split
+from kvtool.plan_weights import weights_line
 from kvtool.sizing import DEFAULT_CONTEXT, check_context, encoder_length
 
 if TYPE_CHECKING:
+    from kvtool.catalog import GpuPreset
     from kvtool.engine_memory import Line
-    from kvtool.weights.stored import Stored
+    from kvtool.engine_memory.defaults import Batch
 
 
 def shares_of(query: PlanQuery, engine: str) -> tuple[float, ...]:
@@ -110,8 +112,10 @@ def holder_of(
     auto = DTYPES[shape.kv_dtype] if shape.kv_dtype else model.dtype
     latent = kv_dtype.lower() == DS_MLA
     kv = parse_kv_dtype("fp8" if latent else kv_dtype, auto=auto)
-    # vLLM takes fp8 for it where an indexer selects (models/config.py, DeepseekV32ForCausalLM).
+    # vLLM takes fp8 for it where an indexer selects (models/config.py, DeepseekV32ForCausalLM), but for
+    # FlashInfer's kernels on Blackwell: 43,190 bytes a token of V3.2 on a B200 (a print of 0.18).
     selects = engine == "vllm" and any(entry.kind == "indexer" for entry in shape.layers)
+    selects = selects and not (split.gpu.compute_capability or "").startswith("10.")
     layout = CacheLayout(
         shape=shape,
         dtype=model.dtype,
@@ -121,7 +125,7 @@ def holder_of(
         dcp=query.dcp,
         block_size=query.block_size,
     )
-    tokens = query.max_batched_tokens or vllm_batch(split.gpu).tokens
+    tokens = query.max_batched_tokens or batch_of(query, split.gpu, context).tokens
     return Holder(
         subject=model.subject,
         engine=engine,
@@ -169,8 +173,15 @@ def case_of(
             "parameters": parameters,
             "active_parameters": active,
             "context_basis": query.context_basis,
-            "gpu_bytes": torch_total(gpu)[0].best if gpu.usable_bytes else None,
+            "gpu_bytes": torch_total(gpu)[0].best,
         },
+    )
+
+
+def batch_of(query: PlanQuery, gpu: GpuPreset, longest: int = 0) -> Batch:
+    """vLLM's own limits of a step, by GPU and version."""
+    return vllm_batch(
+        gpu, version=version_of(query.version), longest=query.max_model_len or longest
     )
 
 
@@ -181,7 +192,7 @@ def sequences_of(query: PlanQuery, engine: str, split: Split, users: int | None)
         return query.max_num_seqs
     if engine != "vllm":
         return None
-    return max(vllm_batch(split.gpu).sequences, math.ceil((users or 0) / split.replicas))
+    return max(batch_of(query, split.gpu).sequences, math.ceil((users or 0) / split.replicas))
 
 
 def memory_of(
@@ -202,7 +213,7 @@ def memory_of(
         pp=split.pp,
         max_batched_tokens=holder.options.max_batched_tokens,
         max_num_seqs=sequences_of(query, holder.engine, split, users)
-        or vllm_batch(split.gpu).sequences,
+        or batch_of(query, split.gpu).sequences,
         gpu=split.gpu,
         dtype_bytes=model.dtype.bits // 8,
         version=query.version,
@@ -217,53 +228,3 @@ def memory_of(
 def line(name: str, room: Range, basis: str) -> Line:
     """A line of a range."""
     return replace(fixed(name, 0, basis), range=room)
-
-
-def weights_line(model: PlanModel, query: PlanQuery, split: Split, engine: str) -> Line:
-    """Of the fullest rank: as given, an equal share; as counted, by how each part is cut."""
-    ranks = split.tp * split.pp
-    if query.weights is not None:
-        each = f", an equal share of {ranks:,} ranks" if ranks > 1 else ""
-        return fixed("weights", -(-query.weights // ranks), f"--weights{each}")
-    if model.stored is None:
-        assert model.exact is not None, "checked: there are weights"
-        return fixed(
-            "weights", -(-model.exact.bytes // ranks), f"{model.exact.source}, an equal share"
-        )
-    sharers = sharers_of(query, engine, split)
-    if not cuts_experts(model, query, engine, split.tp * sharers):
-        columns = " or ".join(f"{one:,}" for one in sorted(_columns(model.stored)))
-        raise usage_error(
-            f"{model.subject.name}: experts of {columns} columns are not cut over {split.tp * sharers:,} ranks"
-            + (f" in whole blocks of {model.block}" if model.block > 1 else ""),
-            "add --ep, which spreads whole experts, or ask for other --tp or --dp",
-        )
-    experts = split.tp * sharers if query.expert_parallel or sharers > 1 else 1
-    count = _rank_bytes(model.stored, model.shape.num_modules, split.tp, split.pp, experts)
-    if model.exact is None:
-        return fixed("weights", count, model.stored.basis)
-    share = -(-count * model.exact.bytes // bytes_of(model.stored))  # cut as what was counted is
-    return fixed("weights", share, model.exact.source)
-
-
-@lru_cache(maxsize=1024)
-def _columns(weights: Stored) -> frozenset[int]:
-    """Of an expert, by which tensor parallelism cuts it."""
-    return frozenset(one.part.pieces for one in weights.parts if one.part.role == "experts")
-
-
-def cuts_experts(model: PlanModel, query: PlanQuery, engine: str, ranks: int) -> bool:
-    """Whether vLLM cuts experts that are not spread over so many ranks: into equal parts of whole blocks of
-    the weights' scales (vLLM's fp8.py and fused_moe/layer.py assert both)."""
-    if engine != "vllm" or query.expert_parallel or model.stored is None:
-        return True
-    block = model.block if query.weights is None else 1
-    return all(
-        columns % ranks == 0 and columns // ranks % block == 0 for columns in _columns(model.stored)
-    )
-
-
-@lru_cache(maxsize=1024)
-def _rank_bytes(weights: Stored, modules: int, tp: int, pp: int, experts: int) -> int:
-    """The sum over its parts, the same for every context and KV dtype."""
-    return weights.rank_bytes(tp, stages(modules, pp), experts)

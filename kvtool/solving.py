@@ -15,7 +15,7 @@ from kvtool.engine_rows import ROWS
 from kvtool.errors import KvtoolError, did_you_mean, usage_error
 from kvtool.fitting import TPS, Fitting, context_of, count_of, fitting, on, plan_first
 from kvtool.plan_query import Split
-from kvtool.planning import cuts_experts
+from kvtool.plan_weights import cuts_experts
 from kvtool.units import format_bytes
 
 if TYPE_CHECKING:

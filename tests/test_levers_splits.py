@@ -68,7 +68,7 @@ def test_what_to_do_where_nothing_is_found() -> None:
     assert instead_of("gpus", "llama-3-70b", alone)[0] == "--gpu mi300x:4 --tp 1 --dp 4"
     wide = asked("h100:16", "vllm", contexts=(32768,), users=(64,), tps=(16,))
     found = instead_of("kv-dtype", "deepseek-v3", wide)
-    assert found == ["--tp 16 --dcp 8", "--tp 16 --dcp 16", "--context 5824"]
+    assert found == ["--tp 16 --dcp 8", "--tp 16 --dcp 16", "--context 5792"]
     # A single request, and a single token: the users are not what is in the way.
     tight = asked("h100", "vllm", contexts=(8192,), users=(64,))
     batch = instead_of("batch", "llama-3-70b", tight)

@@ -166,7 +166,7 @@ WeightsDtypeOpt = Annotated[
     str | None,
     typer.Option(
         "--weights-dtype", metavar="DTYPE", rich_help_panel=BUDGET, show_default=False,
-        help="As if its weights were quantised: fp8 (DeepSeek's blocks) or int4 (AWQ), an estimate. "
+        help="As if its weights were quantised: fp8 (DeepSeek's blocks), int4 (AWQ) or nvfp4, an estimate. "
         "Default: as the checkpoint has them.",
     ),
 ]  # fmt: skip

@@ -111,7 +111,8 @@ def weights_in(name: str | None, model: PlanModel, query: PlanQuery) -> tuple[Pl
     """The model as if its weights were quantised (--weights-dtype)."""
     if name is None:
         return model, query
-    from kvtool.levers.weights import SCHEMES, quantised, why_not
+    from kvtool.levers.weights import quantised, why_not
+    from kvtool.weights.usual import SCHEMES
 
     if name not in SCHEMES:
         raise usage_error(

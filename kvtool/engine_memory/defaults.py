@@ -30,12 +30,21 @@ class Batch:
     sequences: int
 
 
-def vllm_batch(gpu: GpuPreset, *, server: bool = True) -> Batch:
-    """vLLM's max_num_batched_tokens and max_num_seqs where nothing is said.
+V1 = (0, 8)
+"""The version whose engine splits prompts into chunks by default."""
+
+
+def vllm_batch(
+    gpu: GpuPreset, *, server: bool = True, version: Version | None = None, longest: int = 0
+) -> Batch:
+    """vLLM's max_num_batched_tokens and max_num_seqs where nothing is said, for requests up to `longest`.
 
     vllm/engine/arg_utils.py, get_batch_defaults: GPUs of 70 GiB and more but A100s take 16,384
-    tokens (8,192 in a server) and 1,024 sequences, others 8,192 (2,048) and 256.
+    tokens (8,192 in a server) and 1,024 sequences, others 8,192 (2,048) and 256. Before 0.8
+    (vllm/config.py, SchedulerConfig): a whole prompt, 2,048 at least, and 256.
     """
+    if version is not None and version < V1:
+        return Batch(max(2048, longest), 256)
     total, _ = torch_total(gpu)
     if total.best >= 70 * GIB and "a100" not in gpu.id:
         return Batch(8192 if server else 16384, 1024)
@@ -43,8 +52,8 @@ def vllm_batch(gpu: GpuPreset, *, server: bool = True) -> Batch:
 
 
 def vllm_utilization(version: Version | None) -> float:
-    """gpu_memory_utilization: 0.92 in logs since 0.21, which counts CUDA graphs; 0.9 before."""
-    return 0.9 if version is not None and version < (0, 21) else 0.92
+    """gpu_memory_utilization: 0.92 in logs since 0.20, which counts CUDA graphs; 0.9 before."""
+    return 0.9 if version is not None and version < (0, 20) else 0.92
 
 
 def vllm_graph_sizes(sequences: int) -> int:

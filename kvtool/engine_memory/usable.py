@@ -15,6 +15,7 @@ TORCH_GIB: dict[str, tuple[float, float, float]] = {
     "a10": (21.98, 22.06, 22.20),
     "b200": (178.3, 178.36, 179.0),
     "b300": (267.0, 272.0, 276.7),
+    "dgx-spark": (117.5, 119.7, 121.7),
     "gb300": (267.0, 276.6, 277.5),
     "gh200": (94.4, 94.99, 95.6),
     "h100-nvl": (92.9, 93.1, 93.6),
@@ -39,11 +40,15 @@ with the spread between drivers; 24.0 and 31.85 are the GeForce cards under Wind
 0.31; H200 139.81, MI300X 191.69, RTX 5090 31.36, RTX PRO 6000 94.97, GB300 276.62, T4 14.56, A10G
 22.06, V100 31.74: public vLLM logs; H20, B200, A6000: `note` of the GPU presets. The A10, GH200,
 H100 NVL, L4 and V100-16GB are estimates; the B300's range is from the driver's total to the
-GB300's."""
+GB300's. The DGX Spark prints 117.51, 119.7 or 121.69, by what its system keeps."""
 SHARE = (0.970, 0.988, 1.0)
 """torch's total against the driver's where no print is known: 0.971 (T4) to 0.997 (B200)."""
 UNIFIED = (0.85, 0.97, 1.0)
 """The same where the operating system has its share of the memory: an estimate."""
+MARKETED = (0.92, 0.96, 1.0)
+"""torch's total against the marketed figure in GiB: 0.93 (B300, cards with ECC) to 1.0 (MI300X, A100)."""
+MARKETED_UNIFIED = (0.65, 0.75, 0.84)
+"""The same of Apple's memory: Metal's default limits are 0.66 to 0.84 (kvtool presets gpus)."""
 ON_CPU = ("apple", "spark", "jetson")
 
 SHARE_WORD = {"vllm": "gpu_memory_utilization", "sglang": "mem_fraction_static"}
@@ -74,14 +79,17 @@ def torch_total(gpu: GpuPreset) -> tuple[Range, str]:
             Range(round(low * GIB), round(best * GIB), round(high * GIB)),
             f"torch's total of {gpu.id} in logs, {best:g} GiB ({low:g} to {high:g} by driver)",
         )
-    if gpu.usable_bytes is None:
-        raise usage_error(
-            f"{gpu.id}: no usable memory is known", "choose another preset (kvtool presets gpus)"
-        )
     unified = gpu.vendor == "Apple" or any(word in gpu.id for word in ON_CPU)
-    shares = UNIFIED if unified else SHARE
-    low, best, high = (round(gpu.usable_bytes * share) for share in shares)
-    return (
-        Range(low, best, high),
-        f"the driver's total of {gpu.id} less {1 - shares[1]:.1%} unseen by torch, an estimate",
-    )
+    if gpu.usable_bytes is None:
+        shares = MARKETED_UNIFIED if unified else MARKETED
+        whole, words = (
+            gpu.nominal_gb * GIB,
+            f"{shares[1]:.0%} of the marketed {gpu.nominal_gb:g} GB",
+        )
+        words += f" of {gpu.id}, whose total nobody printed: an estimate"
+    else:
+        shares, whole = UNIFIED if unified else SHARE, gpu.usable_bytes
+        words = (
+            f"the driver's total of {gpu.id} less {1 - shares[1]:.1%} unseen by torch, an estimate"
+        )
+    return Range(*(round(whole * share) for share in shares)), words

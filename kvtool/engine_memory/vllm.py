@@ -2,7 +2,7 @@
 
 vllm/v1/worker/gpu_worker.py, determine_available_memory: the KV cache gets total × utilization −
 weights − the torch peak of a profile run − the growth of what torch does not allocate, and since
-0.21 − an estimate of the CUDA graphs. The run takes max_num_batched_tokens tokens and then samples
+0.20 − an estimate of the CUDA graphs. The run takes max_num_batched_tokens tokens and then samples
 max_num_seqs rows.
 """
 
@@ -57,8 +57,9 @@ V1 = (0, 8)
 GiB beside a pool of the 7.46 that the sampling rank had."""
 EXPERT_CHUNK = 32768
 """Tokens that the experts took at once before 0.17 (VLLM_FUSED_MOE_CHUNK_SIZE): from memory."""
-GRAPHS_COUNTED = (0, 21)
-"""What 0.21 and later print: 'CUDA graph memory profiling is enabled (default since v0.21.0)'."""
+GRAPHS_COUNTED = (0, 20)
+"""'CUDA graph memory profiling is enabled (default since v0.21.0)' is printed by 0.20 already (a public
+log whose banner says 0.20.0; pools of 0.18 and 0.20 on an H200 differ by the graphs)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,12 +130,12 @@ def _tower(beside: int, regime: Regime) -> Range:
 
 
 def _graphs(step: Step, version: Version | None) -> Line:
-    """CUDA graphs, counted since 0.21: prints of 0.2 to 2 GiB (86 to 102 sizes: 0.6 to 0.9)."""
+    """CUDA graphs, counted since 0.20: prints of 0.2 to 2 GiB (86 to 102 sizes: 0.6 to 0.9)."""
     name = "CUDA graphs"
     if step.eager:
         return Line(name=name, range=NOTHING, basis="--enforce-eager captures none")
     if version is not None and version < GRAPHS_COUNTED:
-        words = "not counted before vLLM 0.21: they come out of what utilization leaves free"
+        words = "not counted before vLLM 0.20: they come out of what utilization leaves free"
         return Line(name=name, range=NOTHING, basis=words)
     sizes = vllm_graph_sizes(step.rows)
     best = 0.35 + 0.005 * sizes

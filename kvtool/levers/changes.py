@@ -11,9 +11,10 @@ from kvtool.engine_memory.usable import SHARE_WORD
 from kvtool.errors import KvtoolError
 from kvtool.fitting import has_experts, plan_first
 from kvtool.levers import caveats
-from kvtool.levers.weights import WORDS, quantised, why_not
+from kvtool.levers.weights import quantised, why_not
 from kvtool.plan import plan_row
 from kvtool.units import format_bytes
+from kvtool.weights.usual import WORDS
 
 if TYPE_CHECKING:
     from kvtool.plan import Planned

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvtool.weights.schemes import scheme_of
 from kvtool.weights.stored import stored
+from kvtool.weights.usual import SCHEMES
 
 if TYPE_CHECKING:
     from kvtool.plan_model import PlanModel
     from kvtool.plan_query import PlanQuery
 
-SCHEMES: dict[str, dict[str, Any]] = {
-    "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128]},
-    "int4": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True},
-}
-"""Usual ones: DeepSeek's blocks, AWQ's groups. Embeddings, head, norms and routers stay as they are."""
-WORDS = {"fp8": "fp8 in blocks of 128 × 128", "int4": "int4 with AWQ's groups of 128"}
 QUANTISED_BELOW = 0.75
 """Of the unquantised bytes: --weights that are fewer are a quantised checkpoint's."""
 

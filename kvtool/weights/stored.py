@@ -41,6 +41,8 @@ class StoredPart:
 
     part: Part
     bits: Fraction
+    storages: tuple[str, ...] = ()
+    """How its matrices are stored, in words, where they are quantised."""
 
     def rank_bits(self, tp: int, ep: int) -> Fraction:
         """On the fullest rank of its stage: whole experts where they are spread over `ep` ranks."""
@@ -148,7 +150,8 @@ def stored(
             bits += part.size.matrices * share * (storage.bits if storage else dtype.bits)
             roles = found.setdefault(storage.words if storage else "", {})
             roles[part.role] = roles.get(part.role, 0) + part.size.count
-        kept.append(StoredPart(part, bits))
+        ways = tuple(storage.words for storage, _ in shares if storage)
+        kept.append(StoredPart(part, bits, ways))
     return Stored(tuple(kept), _basis(parts, scheme, dtype, found))
 
 
