@@ -27,13 +27,18 @@ MOST_REQUESTS = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """A model's cache in an engine, on the ranks of one replica. `encoder` tokens are a request's."""
+    """A model's cache in an engine, on the ranks of one replica."""
 
     subject: Subject
     engine: str
     layout: CacheLayout
     options: VllmOptions
-    encoder: int = 0
+    encoder: int | None = 0
+    """Encoder tokens of a request; None: as many as its context."""
+
+    def encoder_at(self, context: int) -> int:
+        """Encoder tokens of a request of this context."""
+        return context if self.encoder is None else self.encoder
 
     @property
     def kv_dtype(self) -> str:
@@ -43,8 +48,9 @@ class Holder:
     def row(self, context: int, kv_bytes: int | None = None) -> Row:
         """The row of `kvtool size` for one request of this context."""
         case = Case(
-            engine=self.engine, context=context, encoder=self.encoder, batch=1, layout=self.layout
-        )
+            engine=self.engine, context=context, encoder=self.encoder_at(context), batch=1,
+            layout=self.layout,
+        )  # fmt: skip
         options = replace(self.options, kv_memory=kv_bytes)
         return ROWS[self.engine].row(self.subject, Query(vllm=options), case)
 
@@ -80,7 +86,7 @@ class Needs:
 def needs_of(holder: Holder, context: int) -> Needs:
     """As the engine's row has it; KvtoolError where vLLM refuses the mix of layers."""
     if holder.engine == "ideal":  # its row has far more, and the longest context asks for many
-        request = ideal.rank_bytes(holder.layout, context, holder.encoder)
+        request = ideal.rank_bytes(holder.layout, context, holder.encoder_at(context))
         size = holder.layout.block_size
         return Needs(request_bytes=request, blocks=0, bytes_per_block=None, block_size=size)
     row = holder.row(context)
@@ -124,11 +130,11 @@ def capacity(holder: Holder, context: int, kv_bytes: int) -> Capacity:
 
 
 def max_context(holder: Holder, kv_bytes: int, users: int = 1, *, allow_long: bool = False) -> int:
-    """The longest context of which so many requests fit together, up to the maximum that the model states; 0
-    if not even one token does."""
+    """The longest context of which so many requests fit together, up to the model's maximum; 0 if not even one
+    token does."""
     shape = holder.layout.shape
     top = LONGEST
-    if shape.max_context and shape.max_context_stated and not allow_long:
+    if shape.max_context and not allow_long:
         top = shape.max_context
     return longest(lambda tokens: holds(holder, tokens, kv_bytes, users), top)
 

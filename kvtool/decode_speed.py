@@ -7,7 +7,7 @@ work side by side, what they exchange takes no time, and pipeline stages come on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from kvtool.cache import CacheLayout
@@ -27,7 +27,7 @@ MOST_BATCH = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loads:
-    """What a step meets on the fullest rank of one pipeline stage, per replica."""
+    """What a step meets on the fullest rank of a mean pipeline stage, per replica."""
 
     dense_bytes: float
     """Weights that every token meets, without the embedding table."""
@@ -55,17 +55,14 @@ class Loads:
         missed = unchosen ** (batch * self.sharers) if self.experts > 1 else 0.0
         return self.dense_bytes + self.expert_bytes * (1 - missed)
 
-    def cache_bytes(self, context: int) -> int:
+    def cache_bytes(self, context: int) -> float:
         """Read for one request, states written too: what the mathematics needs, or less where the engine holds
-        less (states in 16 bits)."""
-        tokens = max(1, context)
-        read = ideal.rank_bytes(self.layout, tokens, self.holder.encoder)
-        held = needs_of(self.holder, tokens).request_bytes
-        return min(read, held) + min(_states(self.layout), held)
+        less (states in 16 bits). Of a mean stage, as the weights are."""
+        return _cache(self.holder, max(1, context)) / self.layout.pp
 
     def attention_flops(self, context: int) -> float:
         """Of one token with so many before it."""
-        return _attention(self.layout, context, self.holder.encoder)
+        return _attention(self.layout, context, self.holder.encoder_at(context))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,14 +156,24 @@ def attention_intensity(loads: Loads, context: int) -> float | None:
     """FLOPs of attention a byte of cache: the GQA ratio in 16 bits, whatever batch and context."""
     if any(entry.kind in ("indexer", "compressed") for entry in loads.layout.shape.layers):
         return None  # what is selected is read alone
-    cache = loads.cache_bytes(context) - 2 * _states(loads.layout)
+    layout = loads.layout
+    cache = loads.cache_bytes(context) - 2 * _states(replace(layout, pp=1)) / layout.pp
     return loads.attention_flops(context) / cache if cache > 0 else None
 
 
 @lru_cache(maxsize=1024)
+def _cache(holder: Holder, tokens: int) -> int:
+    """Of all stages, on one of the ranks that share each."""
+    whole = replace(holder, layout=replace(holder.layout, pp=1, pp_layers=()))
+    read = ideal.rank_bytes(whole.layout, tokens, whole.encoder_at(tokens))
+    held = needs_of(whole, tokens).request_bytes
+    return min(read, held) + min(_states(whole.layout), held)
+
+
+@lru_cache(maxsize=1024)
 def _states(layout: CacheLayout) -> int:
-    """Constant states of a stage are read and written, but nothing attends to them."""
-    return ideal.size(layout, context=1, encoder=0).state_bytes // layout.tp // layout.pp
+    """Constant states are read and written, but nothing attends to them."""
+    return ideal.size(layout, context=1, encoder=0).state_bytes // layout.tp
 
 
 @lru_cache(maxsize=1024)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -37,8 +38,8 @@ def loads_of(model: PlanModel, query: PlanQuery, holder: Holder, split: Split) -
         expert_bytes=routed * given / split.pp,
         experts=experts,
         chosen=chosen,
-        token_flops=flops / split.tp / split.pp,
-        head_flops=head / split.tp / split.pp,
+        token_flops=flops / split.pp,
+        head_flops=head / split.pp,
         holder=holder,
         sharers=sharers,
     )
@@ -67,17 +68,20 @@ def counts_of(weights: Stored | None) -> tuple[int | None, int | None]:
 
 @lru_cache(maxsize=1024)
 def _read(weights: Stored, tp: int, spread: int) -> tuple[float, float, int, int, float, float]:
-    """Bytes of all stages that a step reads on one of `tp` ranks, dense and of experts; how many experts
-    there are and are chosen; FLOPs of a token on all ranks, and of these the head's."""
+    """Of all stages, on the fullest of `tp` ranks: bytes that a step reads, dense and of experts; how many experts
+    there are and are chosen; FLOPs of a token, and of these the head's. What is whole on every rank is computed
+    on every rank; chosen experts are spread evenly."""
     dense = routed = flops = head = 0.0
     experts, chosen = 1, 1
     for one in weights.parts:
         part = one.part
-        if not part.is_met:
+        if not part.is_met or not part.size.count:
             continue
         held = float(one.rank_bits(tp, spread)) / 8
-        flops += 2.0 * part.active.matrices
-        head += 2.0 * part.active.matrices if part.role == "head" else 0.0
+        cut = Fraction(1, tp) if part.role == "experts" else part.rank_count(tp) / part.size.count
+        met = 2.0 * part.active.matrices * float(cut)
+        flops += met
+        head += met if part.role == "head" else 0.0
         if part.role == "experts":
             routed, experts, chosen = routed + held, part.experts, part.chosen
         else:

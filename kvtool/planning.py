@@ -133,8 +133,14 @@ def holder_of(
         options=replace(
             query.vllm, max_batched_tokens=tokens, ds_mla=latent or (selects and kv.name == "fp8")
         ),
-        encoder=encoder_length(shape, query.encoder_tokens, context)[0],
+        encoder=_encoder(shape, query, context),
     )
+
+
+def _encoder(shape: ModelShape, query: PlanQuery, context: int) -> int | None:
+    """None where nothing fixes it, so that it follows the context."""
+    follows = query.encoder_tokens is None and (shape.encoder_tokens or 1) < 1
+    return None if follows else encoder_length(shape, query.encoder_tokens, context)[0]
 
 
 @lru_cache(maxsize=1024)

@@ -148,7 +148,7 @@ def _times(first: Kind, second: Kind, link: float) -> Row:
     """Of one request, of all of them apart, and of the same GPUs undivided."""
     holder, prompt = first.case.holder, first.prompt
     whole = replace(holder.layout, tp=1, dcp=1, block_size=None)
-    kv_bytes = ideal.size(whole, context=prompt, encoder=holder.encoder).bytes
+    kv_bytes = ideal.size(whole, context=prompt, encoder=holder.encoder_at(prompt)).bytes
     transfer_s, prefill_s = kv_bytes * 8 / link, _prefill_s(first.prefill, prompt)
     tpot_s = step_s(second, second.batch)
     rates = {

@@ -105,7 +105,9 @@ def replica_bytes(holder: Holder, context: int) -> int:
     """A request's cache on all ranks of a replica: heads and latents that are copied count each time."""
     if holder.engine == "vllm":
         return int(holder.row(context)["total_bytes"])
-    one = ideal.size(replace(holder.layout, pp=1), context=context, encoder=holder.encoder)
+    one = ideal.size(
+        replace(holder.layout, pp=1), context=context, encoder=holder.encoder_at(context)
+    )
     return one.rank_bytes * holder.layout.tp
 
 

@@ -98,7 +98,7 @@ def _differing(rows: list[Row]) -> Iterator[Row]:
 def _copies(case: PlanCase) -> float:
     """Of a request's whole cache, what all ranks of tp hold together, in the layout of `ideal`."""
     layout = replace(case.holder.layout, pp=1, pp_layers=(), block_size=None)
-    one = ideal.size(layout, context=case.context, encoder=case.holder.encoder)
+    one = ideal.size(layout, context=case.context, encoder=case.holder.encoder_at(case.context))
     return layout.tp * one.rank_bytes / one.bytes if one.bytes else 1.0
 
 
