@@ -17,6 +17,8 @@ class ModelPreset:
     aliases: tuple[str, ...] = ()
     source: str
     note: str = ""
+    weights_known: bool = True
+    """False: the source leaves out sizes that the cache does not need and that are not the class's own."""
     config: dict[str, Any]
 
 

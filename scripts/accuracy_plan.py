@@ -23,6 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from kvtool import catalog
 from kvtool.errors import KvtoolError
 from kvtool.units import GIB
 
@@ -244,6 +245,7 @@ def sections() -> list[str]:
     for name, why in presets.EXCEPTIONS.items():
         missing.setdefault(why, []).append(name)
     made = sum(one.model.startswith("formula") for one in outcomes)
+    unknown = [one.name for one in catalog.model_presets() if not one.weights_known]
     equal = len(presets.PRESETS) - len(presets.EXCEPTIONS)
     return [
         "<!-- plan: begin -->", "## What engines printed of their pools", "",
@@ -257,7 +259,9 @@ def sections() -> list[str]:
         f"Of {len(presets.PRESETS)} presets, {equal} have to the parameter the count of the class that",
         "transformers 5.24.0 builds for their config on the meta device (`tests/test_weights_presets.py`, the slow",
         "test). The others:", "",
-        *(f"- {', '.join(names)}: {why}." for why, names in missing.items()),
+        *(f"- {', '.join(names)}: {why}." for why, names in missing.items()), "",
+        f"Of those, {', '.join(unknown)} are counted like the class, which fills in sizes that their source leaves",
+        "out: nobody knows whether they are the model's, and `plan` asks for `--weights`.",
         "<!-- plan: end -->",
     ]  # fmt: skip
 

@@ -23,7 +23,7 @@ each_model = pytest.mark.parametrize(
 )
 MODELS = {name: row["config"] for _, name, row in ROWS}
 
-KEYS = {"hub_id", "aliases", "source", "note", "null_keys", "config"}
+KEYS = {"hub_id", "aliases", "source", "note", "null_keys", "weights_known", "config"}
 HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)
 # An exact place: a file of a repository, a page, or the class defaults of a release.
 SOURCE = re.compile(r"https://\S+|transformers \d+\.\d+\.\d+ ")

@@ -14,7 +14,7 @@ Work = Callable[[str, list[KvtoolError]], tuple[list[R], list[str]]]
 
 
 def each_model(models: list[str], work: Work[R]) -> tuple[list[R], list[str], KvtoolError | None]:
-    """(rows, notes, the first failure) of every model; raised if there are no rows at all."""
+    """(rows, notes, the first failure, with exit code 1) of every model; raised if there are no rows at all."""
     rows: list[R] = []
     notes: list[str] = []
     failures: list[KvtoolError] = []
@@ -33,7 +33,12 @@ def each_model(models: list[str], work: Work[R]) -> tuple[list[R], list[str], Kv
     if failures and not rows:
         raise _all_of(failures)
     notes += [f"also failed: {error.message}" for error in failures[1:]]
-    return rows, notes, failures[0] if failures else None
+    return rows, notes, _partly(failures[0]) if failures else None
+
+
+def _partly(error: KvtoolError) -> KvtoolError:
+    """Of a run that has rows all the same."""
+    return KvtoolError(error.message, error.hint, code=error.code)
 
 
 def _about(model: str, error: KvtoolError) -> KvtoolError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -10,6 +11,7 @@ from typing import Any
 from kvtool.beyond import disaggregation, offload, parallel_rows, prefill_on
 from kvtool.catalog import preset_ids
 from kvtool.cli.simulate_disaggregated import link_bits
+from kvtool.decode_speed import speed
 from kvtool.errors import KvtoolError, usage_error
 from kvtool.fitting import alone
 from kvtool.plan import PlanCase
@@ -155,6 +157,7 @@ def _of_lengths(case: PlanCase, requests: Requests, notes: list[str]) -> Row:
         fields |= {
             name: min(fields[name], most) for name in fields if name.startswith("max_concurrency_")
         }
+    fields |= _running(case, found.lengths.mean_running, fields["max_concurrency_running"])
     row: Row = {"workload": requests.name, "lengths": fields, "sharing": None}
     if requests.prompts is not None:
         try:
@@ -163,6 +166,19 @@ def _of_lengths(case: PlanCase, requests: Requests, notes: list[str]) -> Row:
         except KvtoolError as error:
             notes.append(f"nothing is said of shared prefixes: {error.message}")
     return row
+
+
+def _running(case: PlanCase, tokens: float, requests: float) -> Row:
+    """How fast the real mix decodes, all that run at their mean length; None where that is not known."""
+    names = ("running_tpot_s", "running_output_tokens_per_s", "running_usd_per_million_tokens")
+    batch = requests / case.replicas
+    if case.loads is None or case.machine is None or not 1 <= batch < math.inf:
+        return dict.fromkeys(names)
+    found = speed(case.loads, case.machine, batch=batch, context=round(tokens))
+    rate = found.output_tokens_per_s * case.replicas
+    price = None if case.usd_per_hour is None else case.usd_per_hour * case.gpus
+    million = None if price is None else price / 3600 / rate * 1e6
+    return dict(zip(names, (found.tpot_s, rate, million), strict=True))
 
 
 def kinds_of(text: str) -> tuple[Gpus, Gpus]:

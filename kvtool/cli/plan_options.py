@@ -85,7 +85,7 @@ DisaggregateOpt = Annotated[
     typer.Option(
         "--disaggregate", metavar="KINDS", rich_help_panel=HARDWARE, show_default=False,
         help="Prefill and decode apart: prefill=h100:1,decode=h200:1, the GPUs of an instance each by --tp. With "
-        "--link, --prompt-tokens and --output-tokens.",
+        "--gpu, whose plan it stands beside, --link, --prompt-tokens and --output-tokens.",
     ),
 ]  # fmt: skip
 LinkOpt = Annotated[

@@ -236,7 +236,9 @@ def _ranked(
                 for one in found
             ]
             # Those whose rate nobody published would seem to compute for nothing.
-            yield from sorted(rows, key=lambda row: row["ridge"] is None)
+            ranked = sorted(rows, key=lambda row: row["ridge"] is None)
+            notes += _of_ranked(ranked)
+            yield from ranked
             if not found:
                 many = "a request" if users is None else f"{users:,} requests"
                 lost.append(
@@ -246,6 +248,20 @@ def _ranked(
                         code=DOES_NOT_FIT,
                     )
                 )
+
+
+def _of_ranked(rows: list[Row]) -> list[str]:
+    """How the GPUs of --gpu all are ordered, and how many are not among them."""
+    last = dict.fromkeys(row["gpu"] for row in rows if row["ridge"] is None)
+    said = "by USD a million tokens, those without a price after them"
+    if last:
+        said += f"; last those whose rate of computing nobody published, by reading alone: {', '.join(last)}"
+    without = len(catalog.gpu_presets()) - len(dict.fromkeys(row["gpu"] for row in rows))
+    return [
+        said,
+        f"{without} of {len(catalog.gpu_presets())} GPU presets are not listed: no total of their memory is known, they "
+        "do not compute in the model's dtype, or 16 of them do not fit it (name one to see)",
+    ]
 
 
 def _speeds(rows: list[Row]) -> list[str]:

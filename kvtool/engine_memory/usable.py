@@ -14,7 +14,7 @@ TORCH_GIB: dict[str, tuple[float, float, float]] = {
     "a10g": (21.98, 22.06, 22.20),
     "a10": (21.98, 22.06, 22.20),
     "b200": (178.3, 178.36, 179.0),
-    "b300": (267.0, 272.0, 276.7),
+    "b300": (266.5, 268.0, 276.7),
     "dgx-spark": (117.5, 119.7, 121.7),
     "gb300": (267.0, 276.6, 277.5),
     "gh200": (94.4, 94.99, 95.6),
@@ -39,8 +39,8 @@ with the spread between drivers; 24.0 and 31.85 are the GeForce cards under Wind
 79.19 and A100 79.25: llm-d-incubation/llm-d-planner accuracy/accuracy_report.md and logs of vLLM
 0.31; H200 139.81, MI300X 191.69, RTX 5090 31.36, RTX PRO 6000 94.97, GB300 276.62, T4 14.56, A10G
 22.06, V100 31.74: public vLLM logs; H20, B200, A6000: `note` of the GPU presets. The A10, GH200,
-H100 NVL, L4 and V100-16GB are estimates; the B300's range is from the driver's total to the
-GB300's. The DGX Spark prints 117.51, 119.7 or 121.69, by what its system keeps."""
+H100 NVL, L4 and V100-16GB are estimates; the B300's best is below the driver's 268.6, its most
+the GB300's. The DGX Spark prints 117.51, 119.7 or 121.69, by what its system keeps."""
 SHARE = (0.970, 0.988, 1.0)
 """torch's total against the driver's where no print is known: 0.971 (T4) to 0.997 (B200)."""
 UNIFIED = (0.85, 0.97, 1.0)

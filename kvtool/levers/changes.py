@@ -107,6 +107,8 @@ def kv_dtypes(model: PlanModel, query: PlanQuery, plan: Planned) -> Iterator[Cha
     layout = case.holder.layout
     for name in KV_DTYPES:
         kv = parse_kv_dtype(name, auto=DTYPES["bf16"])
+        if kv.k != kv.v and any(one.kind == "latent" for one in layout.shape.layers):
+            continue  # a latent is K and V at once
         if bits(kv) < bits(layout.kv):
             yield Change(
                 lever="kv-dtype",

@@ -11,10 +11,11 @@ from kvtool import catalog
 from kvtool.cache import shard
 from kvtool.dtypes import DTYPES, parse_kv_dtype
 from kvtool.errors import KvtoolError
-from kvtool.fitting import Fitting, count_of, fitting, on, splits
+from kvtool.fitting import NODE, Fitting, count_of, fitting, on, splits
 from kvtool.levers.caveats import NATIVE, support
 from kvtool.levers.changes import Alternative, Change
 from kvtool.plan import plan_row, planned
+from kvtool.plan_query import DEVICES
 from kvtool.solving import flags_of
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def cheapest(
     known = catalog.gpu_presets() if presets is None else presets
     gpus = [one for one in known if runs(one, query.engines[0], model.dtype.name)]
     if by == "tokens":
-        each = ([_alternative(asked, one) for one in _fitting(asked, gpu)] for gpu in gpus)
+        each = ([_alternative(asked, one) for one in _likely(asked, gpu)] for gpu in gpus)
         best = (min(fits, key=by_tokens) for fits in each if fits)
         return tuple(sorted(best, key=by_tokens)[:most])
     least = [one for gpu in gpus if (one := next(_fitting(asked, gpu), None))]
@@ -76,7 +77,11 @@ def by_tokens(one: Alternative) -> tuple[float, float, int, str]:
 
 def runs(gpu: GpuPreset, engine: str, dtype: str) -> bool:
     """Whether its memory is known, it computes in the model's dtype, and the engine runs on it."""
-    if gpu.usable_bytes is None or (gpu.vendor == "Apple" and engine in NOT_APPLE):
+    if (
+        gpu.usable_bytes is None
+        or gpu.id in DEVICES
+        or (gpu.vendor == "Apple" and engine in NOT_APPLE)
+    ):
         return False
     return dtype == "fp32" or dtype in gpu.native_kv_dtypes
 
@@ -88,6 +93,14 @@ def _fitting(asked: Fitting, gpu: GpuPreset) -> Iterator[Split]:
         fits = next((one for one in ways if asked.missing(one) == 0), None)
         if fits is not None:
             yield fits
+
+
+def _likely(asked: Fitting, gpu: GpuPreset) -> list[Split]:
+    """Of every count, but of several nodes only where one does not do or users are asked for: each doubling seems
+    to make tokens cheaper, since what ranks exchange takes no time."""
+    found = list(_fitting(asked, gpu))
+    near = [one for one in found if count_of(one) <= NODE]
+    return near if near and asked.users is None else found
 
 
 def _alternative(asked: Fitting, split: Split) -> Alternative:

@@ -63,7 +63,7 @@ def _holds(row: Row) -> Table:
     blocks = row["num_blocks"] if row["bytes_per_block"] else None  # not every engine has them
     cells = {
         "blocks": number(blocks),
-        "KV tokens": number(row["kv_tokens"]),
+        "KV tokens each" if row["dp"] > 1 else "KV tokens": number(row["kv_tokens"]),
         "requests": words.share(row["max_concurrency"]),
         "longest": number(row["max_context"]),
         "TPOT": seconds(steps["tpot_s"]),
@@ -71,7 +71,7 @@ def _holds(row: Row) -> Table:
         "USD/h": words.usd(row["usd_per_hour"]),
         "USD/M tokens": words.usd(steps["usd_per_million_tokens"]),
     }
-    ranks = {"blocks": 2, "KV tokens": 1}
+    ranks = {"blocks": 2, "KV tokens": 1, "KV tokens each": 1}
     return table(
         [Column(name=name, cells=(cell,), rank=ranks.get(name, 0)) for name, cell in cells.items()],
         title="",

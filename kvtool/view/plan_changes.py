@@ -90,11 +90,16 @@ def _levers(rows: Sequence[Change] | None, numbers: Mapping[str, int]) -> Table 
             _column("requests", [number(one["users"]) for one in rows]),
             _column("gained", [_signed(one["users_gained"]) for one in rows]),
             _column("TPOT", [seconds(one["tpot_s"]) for one in rows]),
-            _column("saved", [seconds(one) if one > 0 else "–" for one in saved], rank=1),
+            _column("saved", [_saved(one) for one in saved], rank=1),
             _see(rows, numbers),
         ],
         title=f"What each change gains: requests at a time, and TPOT at {_batch(rows)}",
     )
+
+
+def _saved(gained: float) -> str:
+    """Below zero: a token takes longer."""
+    return "–" if not gained else seconds(gained) if gained > 0 else f"-{seconds(-gained)}"
 
 
 def _batch(rows: Sequence[Change]) -> str:

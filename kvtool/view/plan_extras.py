@@ -9,7 +9,7 @@ from kvtool.run import Row
 from kvtool.units import GIB, format_bytes
 from kvtool.view import Table
 from kvtool.view.plan_columns import Column, table
-from kvtool.view.plan_words import running, share
+from kvtool.view.plan_words import running, share, usd
 from kvtool.view.words import number, rate, seconds
 
 MOST_WAYS = 12
@@ -73,6 +73,18 @@ def _of_lengths(row: Row) -> str:
         f"Of {row['workload']} about {share(found['max_concurrency_running'])} requests run at a time, "
         f"{found['running_tokens_mean']:,.0f} tokens each while they do, by an estimate; "
         f"{share(found['max_concurrency_at_end'])} without ever preempting one."
+        + _mixed_speed(found)
+    )
+
+
+def _mixed_speed(found: Mapping[str, Any]) -> str:
+    if found.get("running_tpot_s") is None:
+        return ""
+    million = found["running_usd_per_million_tokens"]
+    cost = "" if million is None else f", {usd(million)} USD a million"
+    return (
+        f" So mixed a token takes {seconds(found['running_tpot_s'])} (TPOT), "
+        f"{rate(found['running_output_tokens_per_s'])} output tokens/s{cost}; the table is of the one context above."
     )
 
 

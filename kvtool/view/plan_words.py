@@ -208,7 +208,9 @@ def running(row: Row) -> Row:
 
 def share(value: Any) -> str:
     """A concurrency for people."""
-    return "without end" if value is None else f"{value:,.4g}"
+    if value is None:
+        return "without end"
+    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:,.4g}"
 
 
 def usd(value: float | None) -> str:

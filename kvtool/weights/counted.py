@@ -34,8 +34,16 @@ class Counted:
     """`matrices` with all experts."""
 
 
+def _check_known(name: str, config: Mapping[str, Any]) -> None:
+    """Refuse a preset whose source leaves out what its weights depend on."""
+    preset = catalog.model_preset(name)
+    if preset is not None and not preset.weights_known and preset.config == config:
+        raise not_counted(name, "its preset's source does not say all its sizes")
+
+
 def count(name: str, config: Mapping[str, Any], shape: ModelShape) -> Counted:
     """By the recipe of its type; KvtoolError, by `name`, for one without."""
+    _check_known(name, config)
     return summed(parts_of(name, config, shape))
 
 
@@ -56,6 +64,7 @@ def summed(parts: Iterable[Part]) -> Counted:
 
 def weights_of(name: str, config: Mapping[str, Any], shape: ModelShape, dtype: Dtype) -> Stored:
     """The bytes of all its parts, as the checkpoint stores them; KvtoolError for a type without a recipe."""
+    _check_known(name, config)
     return stored(parts_of(name, config, shape), config, dtype, name=name)
 
 
