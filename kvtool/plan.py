@@ -28,7 +28,6 @@ from kvtool.engines import ideal
 from kvtool.run import Row
 
 if TYPE_CHECKING:
-    from kvtool.cache import CacheLayout
     from kvtool.catalog import GpuPreset
     from kvtool.engines.result import Sequence
 
@@ -163,20 +162,20 @@ def each_of(case: PlanCase) -> int:
 def kinds_of(case: PlanCase) -> list[dict[str, Any]]:
     """Bytes of one request by kind, whole model: what the mathematics needs."""
     found: dict[str, int] = {}
-    for kind in _sized(case.holder.layout, case.context, case.holder.encoder).kinds:
+    for kind in _sized(case.holder, case.context).kinds:
         found[kind.entry.kind] = found.get(kind.entry.kind, 0) + kind.bytes
     return [{"kind": kind, "bytes": count} for kind, count in found.items()]
 
 
 def whole_cache(case: PlanCase) -> int:
     """Of the requests asked for, all layers and ranks: copied heads and latents count once."""
-    return _sized(case.holder.layout, case.context, case.holder.encoder).bytes * (case.users or 1)
+    return _sized(case.holder, case.context).bytes * (case.users or 1)
 
 
 @lru_cache(maxsize=1024)
-def _sized(layout: CacheLayout, context: int, encoder: int) -> Sequence:
+def _sized(holder: Holder, context: int) -> Sequence:
     """Once for all that a row says of it."""
-    return ideal.size(layout, context=context, encoder=encoder)
+    return ideal.size(holder.layout, context=context, encoder=holder.encoder_at(context))
 
 
 def _speed(case: PlanCase, holds: Capacity, each: int) -> Speed | None:

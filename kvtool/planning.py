@@ -139,7 +139,7 @@ def holder_of(
 
 def _encoder(shape: ModelShape, query: PlanQuery, context: int) -> int | None:
     """None where nothing fixes it, so that it follows the context."""
-    follows = query.encoder_tokens is None and (shape.encoder_tokens or 1) < 1
+    follows = query.encoder_tokens is None and shape.encoder_tokens == 0
     return None if follows else encoder_length(shape, query.encoder_tokens, context)[0]
 
 
