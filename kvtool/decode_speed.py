@@ -156,8 +156,9 @@ def attention_intensity(loads: Loads, context: int) -> float | None:
     """FLOPs of attention a byte of cache: the GQA ratio in 16 bits, whatever batch and context."""
     if any(entry.kind in ("indexer", "compressed") for entry in loads.layout.shape.layers):
         return None  # what is selected is read alone
-    layout = loads.layout
-    cache = loads.cache_bytes(context) - 2 * _states(replace(layout, pp=1)) / layout.pp
+    layout = replace(loads.layout, pp=1, pp_layers=())
+    attended = ideal.rank_bytes(layout, max(1, context), loads.holder.encoder_at(context))
+    cache = (attended - _states(layout)) / loads.layout.pp
     return loads.attention_flops(context) / cache if cache > 0 else None
 
 

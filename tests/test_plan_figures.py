@@ -63,6 +63,13 @@ def test_stages_that_are_not_even_read_a_mean_stages_cache(pp: int) -> None:
     assert found["read_cache_bytes"] == pytest.approx(8 * 8192 * 80 * 2 * 128 * 2 / pp, rel=1e-6)
 
 
+@pytest.mark.parametrize("engine", ["ideal", "vllm"])
+def test_states_are_no_part_of_the_cache_that_attention_reads(engine: str) -> None:
+    """16 query heads on 2 KV heads, whatever dtype the engine has for states."""
+    found = row("qwen3-next-80b-a3b", "h200:2", engine, users=(8,))
+    assert found["attention_intensity"] == pytest.approx(8)
+
+
 def test_what_is_whole_on_each_rank_is_computed_on_each() -> None:
     """Kimi-K2's projections into latents, its routers: 16 % more than an eighth of all."""
     _, _, alone = case_of("kimi-k2", "h200:8", "ideal", tps=(1,), dps=(8,))

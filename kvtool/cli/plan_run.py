@@ -60,7 +60,14 @@ def run_plan(given: dict[str, Any], query: PlanQuery, out: Output) -> None:
         command="plan",
         params=given,
         rows=tuple(rows),
-        notes=(*notes, *basis, *_speeds(rows), *_hidden(given, rows), *_prices(query)),
+        notes=(
+            *notes,
+            *basis,
+            *_of_vllm(rows, query),
+            *_speeds(rows),
+            *_hidden(given, rows),
+            *_prices(query),
+        ),
     )
     if rows and not any(row["fits"] for row in rows):
         failed = failed or KvtoolError(*refusal(rows), code=DOES_NOT_FIT)
@@ -248,6 +255,22 @@ def _ranked(
                         code=DOES_NOT_FIT,
                     )
                 )
+
+
+def _of_vllm(rows: list[Row], query: PlanQuery) -> list[str]:
+    """Of its rows, what its own log or its default may say otherwise."""
+    ours = [row for row in rows if row["engine"] == "vllm"]
+    said = []
+    if query.kv_memory is not None and any(row["tp"] * row["pp"] > 1 for row in ours):
+        said.append(
+            "vLLM's log may print one rank's memory, and its pool is what the rank with the least has"
+        )
+    states = any(one["kind"] == "linear" for row in ours for one in row["kinds"])
+    if states and not query.vllm.prefix_caching:
+        said.append(
+            "vLLM from 0.29 on caches prefixes of models with states unless it is told not to: --prefix-caching plans that"
+        )
+    return said
 
 
 def _of_ranked(rows: list[Row]) -> list[str]:

@@ -112,7 +112,7 @@ def weights_in(name: str | None, model: PlanModel, query: PlanQuery) -> tuple[Pl
     if name is None:
         return model, query
     from kvtool.levers.weights import quantised, why_not
-    from kvtool.weights.usual import SCHEMES
+    from kvtool.weights.usual import LEFT_MORE, SCHEMES
 
     if name not in SCHEMES:
         raise usage_error(
@@ -125,6 +125,7 @@ def weights_in(name: str | None, model: PlanModel, query: PlanQuery) -> tuple[Pl
         in_words(model.subject.name, one.stored) for one in (model, smaller) if one.stored
     )
     notes = [fewer if text == whole else text for text in model.notes]
+    notes.append(f"--weights-dtype {name} is an estimate: {LEFT_MORE}")
     if name == "fp8":  # which vLLM does itself as it loads
         return replace(smaller, quantization=name, notes=tuple(notes)), query
     return replace(smaller, repository=f"<{model.repository} in {name}>", notes=tuple(notes)), query

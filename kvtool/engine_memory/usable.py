@@ -47,6 +47,8 @@ UNIFIED = (0.85, 0.97, 1.0)
 """The same where the operating system has its share of the memory: an estimate."""
 MARKETED = (0.92, 0.96, 1.0)
 """torch's total against the marketed figure in GiB: 0.93 (B300, cards with ECC) to 1.0 (MI300X, A100)."""
+MARKETED_AMD = (0.985, 0.998, 1.0)
+"""The same of AMD's, all of whose marketed memory software sees: 63.98, 127.97 and 191.98 GiB."""
 MARKETED_UNIFIED = (0.65, 0.75, 0.84)
 """The same of Apple's memory: Metal's default limits are 0.66 to 0.84 (kvtool presets gpus)."""
 ON_CPU = ("apple", "spark", "jetson")
@@ -81,7 +83,8 @@ def torch_total(gpu: GpuPreset) -> tuple[Range, str]:
         )
     unified = gpu.vendor == "Apple" or any(word in gpu.id for word in ON_CPU)
     if gpu.usable_bytes is None:
-        shares = MARKETED_UNIFIED if unified else MARKETED
+        usual = MARKETED_AMD if gpu.vendor == "AMD" else MARKETED
+        shares = MARKETED_UNIFIED if unified else usual
         whole, words = (
             gpu.nominal_gb * GIB,
             f"{shares[1]:.0%} of the marketed {gpu.nominal_gb:g} GB",
