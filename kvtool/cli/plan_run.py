@@ -9,20 +9,19 @@ from typing import Any
 from kvtool import catalog
 from kvtool.cli.each import each_model
 from kvtool.cli.plan_extras import Requests, contexts_of, extras, lengths_too
+from kvtool.cli.plan_notes import of_formats, of_hidden, of_prices, of_ranked, of_speeds, of_vllm
 from kvtool.cli.plan_words import is_grid, weights_in
 from kvtool.config import load_config
-from kvtool.dtypes import DTYPES, parse_kv_dtype
 from kvtool.errors import KvtoolError, usage_error
 from kvtool.fitting import context_of, has_experts
 from kvtool.levers import alternatives, cache_or_weights, cheapest, instead, levers
-from kvtool.levers.caveats import of_cache
 from kvtool.model import read_model
 from kvtool.output import Output
 from kvtool.plan import PlanCase
 from kvtool.plan_flags import row_of, with_command
 from kvtool.plan_model import PlanModel, model_for
 from kvtool.plan_query import PlanQuery
-from kvtool.planning import DS_MLA, NODE, cases_of
+from kvtool.planning import cases_of
 from kvtool.run import Row, Run
 from kvtool.solving import queries_of, solve
 from kvtool.view.plan import view
@@ -31,8 +30,6 @@ from kvtool.view.plan_words import refusal
 DOES_NOT_FIT = "does_not_fit"
 Wanted = tuple[PlanModel, PlanQuery, PlanCase]
 """A case, and what it is of."""
-SPARSE = {"indexer", "compressed"}
-"""Kinds of layers of which a step reads what is selected."""
 FOUND = 10
 """Of what would do where --solve finds nothing."""
 FEW = 4
@@ -63,10 +60,10 @@ def run_plan(given: dict[str, Any], query: PlanQuery, out: Output) -> None:
         notes=(
             *notes,
             *basis,
-            *_of_vllm(rows, query),
-            *_speeds(rows),
-            *_hidden(given, rows),
-            *_prices(query),
+            *of_vllm(rows, query),
+            *of_speeds(rows),
+            *of_hidden(given, rows),
+            *of_prices(query),
         ),
     )
     if rows and not any(row["fits"] for row in rows):
@@ -97,7 +94,7 @@ def _one(asked: Asked, typed: str, lost: list[KvtoolError]) -> tuple[list[Row], 
     rows = list(_rows(asked, model, query, lost, notes))
     if not rows and lost:
         raise lost[0]
-    return rows, _named(model, notes) + _formats(rows, model, query)
+    return rows, _named(model, notes) + of_formats(rows, model, query)
 
 
 def _grid(asked: Asked, out: Output) -> tuple[list[Row], list[str], KvtoolError | None]:
@@ -244,7 +241,7 @@ def _ranked(
             ]
             # Those whose rate nobody published would seem to compute for nothing.
             ranked = sorted(rows, key=lambda row: row["ridge"] is None)
-            notes += _of_ranked(ranked)
+            notes += of_ranked(ranked)
             yield from ranked
             if not found:
                 many = "a request" if users is None else f"{users:,} requests"
@@ -255,96 +252,3 @@ def _ranked(
                         code=DOES_NOT_FIT,
                     )
                 )
-
-
-def _of_vllm(rows: list[Row], query: PlanQuery) -> list[str]:
-    """Of its rows, what its own log or its default may say otherwise."""
-    ours = [row for row in rows if row["engine"] == "vllm"]
-    said = []
-    if query.kv_memory is not None and any(row["tp"] * row["pp"] > 1 for row in ours):
-        said.append(
-            "vLLM's log may print one rank's memory, and its pool is what the rank with the least has"
-        )
-    states = any(one["kind"] == "linear" for row in ours for one in row["kinds"])
-    if states and not query.vllm.prefix_caching:
-        said.append(
-            "vLLM from 0.29 on caches prefixes of models with states unless it is told not to: --prefix-caching plans that"
-        )
-    return said
-
-
-def _of_ranked(rows: list[Row]) -> list[str]:
-    """How the GPUs of --gpu all are ordered, and how many are not among them."""
-    last = dict.fromkeys(row["gpu"] for row in rows if row["ridge"] is None)
-    said = "by USD a million tokens, those without a price after them"
-    if last:
-        said += f"; last those whose rate of computing nobody published, by reading alone: {', '.join(last)}"
-    without = len(catalog.gpu_presets()) - len(dict.fromkeys(row["gpu"] for row in rows))
-    return [
-        said,
-        f"{without} of {len(catalog.gpu_presets())} GPU presets are not listed: no total of their memory is known, they "
-        "do not compute in the model's dtype, or 16 of them do not fit it (name one to see)",
-    ]
-
-
-def _speeds(rows: list[Row]) -> list[str]:
-    """What times and prices leave out."""
-    timed = [row for row in rows if row["tpot_s"] is not None]
-    if not timed:
-        return []
-    said = "speeds and prices are of decoding alone, without prefills"
-    if any(row["tp"] * row["pp"] * row["dcp"] > 1 or row["expert_parallel"] for row in timed):
-        said += "; what ranks exchange takes no time in them"
-    if any(row["enforce_eager"] for row in timed):
-        said += "; without CUDA graphs a step takes longer, by the launches of its kernels"
-    sparse = dict.fromkeys(
-        row["model"] for row in timed if SPARSE & {one["kind"] for one in row["kinds"]}
-    )
-    most = f"{', '.join(sparse)}: attention that selects reads less of the cache than is counted: TPOT is at most this"
-    wide = any(row["command"] and row["gpus"] > NODE for row in timed)
-    nodes = f"more than {NODE} GPUs are several nodes: the command is to be started for all of them (Ray, or vLLM's --nnodes)"
-    return [said, *([most] if sparse else []), *([nodes] if wide else [])]
-
-
-def _formats(rows: list[Row], model: PlanModel, query: PlanQuery) -> list[str]:
-    """What a KV dtype that was asked for, or found, may cost."""
-    gpu = query.gpus[0].preset
-    auto = DTYPES[model.shape.kv_dtype] if model.shape.kv_dtype else model.dtype
-    asked = dict.fromkeys(
-        row["kv_dtype"] for row in rows if row["kv_dtype"] not in (auto.name, DS_MLA)
-    )
-    return [
-        f"KV in {name}: {text}"
-        for name in asked
-        if (text := of_cache(gpu, parse_kv_dtype(name, auto=auto), model.shape))
-    ]
-
-
-def _hidden(given: dict[str, Any], rows: list[Row]) -> list[str]:
-    """What a table of several plans has no room for."""
-    fields = {
-        "levers": "levers", "ways": "ways", "workload": "lengths", "trace": "lengths",
-        "disaggregate": "disaggregation", "tiers": "tiers",
-    }  # fmt: skip
-    asked = [
-        f"--{name}"
-        for name, field in fields.items()
-        if given[name] and any(field in row for row in rows)
-    ]
-    if len(rows) < 2 or not asked:
-        return []
-    return [f"of several plans, what {' and '.join(asked)} say is in the JSON (-o plan.json) alone"]
-
-
-def _prices(query: PlanQuery) -> list[str]:
-    """Where the prices come from: examples of a day, not quotes."""
-    if query.price is not None:
-        return []
-    if query.ranked:
-        return ["prices are the presets' examples of one day, not quotes (kvtool presets gpus)"]
-    return [
-        f"{one.preset.id}: {one.preset.price_usd_per_hour:g} USD an hour is an example of "
-        f"{one.preset.price_date}, {one.preset.price_source} (--price sets it)"
-        for one in query.gpus
-        if one.preset.price_usd_per_hour is not None
-    ]
