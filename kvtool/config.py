@@ -296,7 +296,7 @@ def _instead(
     if not scheme:
         return _from_preset(preset, name=preset.hub_id, notes=tuple(notes))
     notes.append(
-        f"its weights are taken as {WORDS[scheme]}, by its name: an estimate; its KV dtype is not known"
+        f"its weights are taken as {WORDS[scheme]}, by its name, an estimate: it may leave more in 16 bits; its KV dtype is not known"
     )
     found = _from_preset(preset, name=typed, notes=tuple(notes))
     return replace(found, config={**found.config, "quantization_config": SCHEMES[scheme]})

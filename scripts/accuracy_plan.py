@@ -241,6 +241,7 @@ def sections() -> list[str]:
     """Two sections of docs/accuracy.md, between their markers."""
     outcomes = [outcome(row) for row in rows_of(DATA / LOGS)]
     presets = beside(DATA.parent / "test_weights_presets.py")
+    more = beside(Path(__file__).with_name("accuracy_more.py"))
     missing: dict[str, list[str]] = {}
     for name, why in presets.EXCEPTIONS.items():
         missing.setdefault(why, []).append(name)
@@ -255,6 +256,7 @@ def sections() -> list[str]:
         f"{made} rows are of models without a preset and go by layers × heads × head size, as the row has them:",
         "they hold the arithmetic alone, the others the reading of the config too.", WHOLE, "",
         *summary(outcomes), "",
+        *more.summary([more.outcome(row) for row in more.rows()]), "",
         "## Parameters of the presets", "",
         f"Of {len(presets.PRESETS)} presets, {equal} have to the parameter the count of the class that",
         "transformers 5.24.0 builds for their config on the meta device (`tests/test_weights_presets.py`, the slow",
