@@ -16,7 +16,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from kvtool import __version__
-from kvtool.cli.foreign_words import ours
 from kvtool.cli.options import PlainCommand, wants_json, without_flag_types
 from kvtool.errors import INTERRUPTED, USAGE, KvtoolError, did_you_mean, usage_error
 from kvtool.output import DISK_FULL, Output, write_error
@@ -238,6 +237,8 @@ def _internal(error: Exception) -> KvtoolError:
 
 def _from_typer(error: typer.TyperException, argv: Sequence[str]) -> KvtoolError:
     """Typer's usage errors in two lines: the message, and the nearest names or the help."""
+    from kvtool.cli.foreign_words import ours
+
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else f"kvtool {_command_in(argv)}".rstrip()
     near: Sequence[str] = getattr(error, "possibilities", None) or ()
