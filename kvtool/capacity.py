@@ -15,6 +15,7 @@ from kvtool.cache import CacheLayout
 from kvtool.engine_rows import ROWS
 from kvtool.engines import ideal
 from kvtool.errors import KvtoolError
+from kvtool.model.shape import ModelShape
 from kvtool.query import Query
 from kvtool.run import Row
 from kvtool.size_row import Case, Subject, VllmOptions
@@ -132,11 +133,17 @@ def capacity(holder: Holder, context: int, kv_bytes: int) -> Capacity:
 def max_context(holder: Holder, kv_bytes: int, users: int = 1, *, allow_long: bool = False) -> int:
     """The longest context of which so many requests fit together, up to the model's maximum; 0 if not even one
     token does."""
-    shape = holder.layout.shape
-    top = LONGEST
-    if shape.max_context and not allow_long:
-        top = shape.max_context
+    top = limit_of(holder.layout.shape, allow_long=allow_long)
     return longest(lambda tokens: holds(holder, tokens, kv_bytes, users), top)
+
+
+def limit_of(shape: ModelShape, *, allow_long: bool) -> int:
+    """The longest context that is looked for: the model's maximum, its class's where the config states none."""
+    return (
+        shape.max_context
+        if shape.max_context and shape.positions_end and not allow_long
+        else LONGEST
+    )
 
 
 def holds(holder: Holder, context: int, kv_bytes: int, users: int) -> bool:

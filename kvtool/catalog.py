@@ -55,6 +55,21 @@ def gpu_preset(name: str) -> GpuPreset:
     return GpuPreset(**_named("gpus", "GPU", name))
 
 
+DEVICES = {"mi250x": "mi250x-gcd"}
+"""Packages that are several devices to software, none of which has the memory of another, and a device."""
+
+
+def one_device(name: str) -> GpuPreset:
+    """The GPU of that name, refused where it is several to software."""
+    preset = gpu_preset(name)
+    if preset.id in DEVICES:
+        raise usage_error(
+            f"{preset.id} is two devices to software, and neither has the memory of both",
+            f"name its devices, {DEVICES[preset.id]}, two for each {preset.id}",
+        )
+    return preset
+
+
 def workload_preset(name: str) -> WorkloadPreset:
     """The preset of that id or alias in any case; blanks and underscores count as hyphens."""
     return WorkloadPreset(**_named("workloads", "workload", name))

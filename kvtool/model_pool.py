@@ -134,7 +134,7 @@ def gpus_of(text: str, tp: int | str | None) -> Gpus:
     if "," in text:
         raise usage_error("--gpu: give one kind of GPU, not several", "write --gpu h100:8")
     name, colon, number = text.strip().partition(":")
-    preset = catalog.gpu_preset(name)
+    preset = catalog.one_device(name)
     count = parse_count(number, name="--gpu", high=MAX_PARALLEL) if colon else 1
     ranks = ranks_of(tp, count)
     if colon and ranks > count:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvtool import catalog
+from kvtool.engine_memory.usable import is_total_known
 from kvtool.errors import usage_error
 from kvtool.size_row import VllmOptions
 
@@ -87,16 +88,16 @@ class PlanQuery:
     vllm: VllmOptions = field(default_factory=VllmOptions)
 
 
-DEVICES = {"mi250x": ("mi250x-gcd", 2)}
-"""Presets of one package that is several devices to software, none of which has the memory of another."""
-
-
 def gpus_named(text: str) -> tuple[Gpus, ...]:
     """`h100:8,a100-80gb`; `all` is one of each GPU whose memory is known."""
     from kvtool.units import MAX_LIST, parse_count
 
     if text.strip().lower() == "all":
-        known = (one for one in catalog.gpu_presets() if one.usable_bytes and one.id not in DEVICES)
+        known = (
+            one
+            for one in catalog.gpu_presets()
+            if is_total_known(one) and one.id not in catalog.DEVICES
+        )
         return tuple(Gpus(preset=one, count=None) for one in known)
     parts = text.split(",")
     if len(parts) > MAX_LIST:
@@ -105,12 +106,5 @@ def gpus_named(text: str) -> tuple[Gpus, ...]:
     for part in parts:
         name, colon, number = part.strip().partition(":")
         count = parse_count(number, name="--gpu", high=2**16) if colon else None
-        preset = catalog.gpu_preset(name)
-        if preset.id in DEVICES:
-            device, many = DEVICES[preset.id]
-            raise usage_error(
-                f"{preset.id} is {many} devices to software, and none has the memory of both",
-                f"write --gpu {device}:{many * (count or 1)}",
-            )
-        found.append(Gpus(preset=preset, count=count))
+        found.append(Gpus(preset=catalog.one_device(name), count=count))
     return tuple(found)

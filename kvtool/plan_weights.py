@@ -24,7 +24,9 @@ def weights_line(model: PlanModel, query: PlanQuery, split: Split, engine: str) 
     ranks = split.tp * split.pp
     if query.weights is not None:
         each = f", an equal share of {ranks:,} ranks" if ranks > 1 else ""
-        return fixed("weights", -(-query.weights // ranks), f"--weights{each}")
+        return fixed(
+            "weights", -(-query.weights // ranks), f"--weights as given{each}: nothing is added"
+        )
     if model.stored is None:
         assert model.exact is not None, "checked: there are weights"
         return fixed(

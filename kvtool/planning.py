@@ -125,7 +125,7 @@ def holder_of(
         dcp=query.dcp,
         block_size=query.block_size,
     )
-    tokens = query.max_batched_tokens or batch_of(query, split.gpu, context).tokens
+    tokens = query.max_batched_tokens or batch_of(query, engine, split.gpu).tokens
     return Holder(
         subject=model.subject,
         engine=engine,
@@ -184,11 +184,9 @@ def case_of(
     )
 
 
-def batch_of(query: PlanQuery, gpu: GpuPreset, longest: int = 0) -> Batch:
-    """vLLM's own limits of a step, by GPU and version."""
-    return vllm_batch(
-        gpu, version=version_of(query.version), longest=query.max_model_len or longest
-    )
+def batch_of(query: PlanQuery, engine: str, gpu: GpuPreset) -> Batch:
+    """The limits of a step where none are asked for: vLLM's own, by GPU and its version."""
+    return vllm_batch(gpu, version=version_of(query.version) if engine == "vllm" else None)
 
 
 def sequences_of(query: PlanQuery, engine: str, split: Split, users: int | None) -> int | None:
@@ -198,7 +196,9 @@ def sequences_of(query: PlanQuery, engine: str, split: Split, users: int | None)
         return query.max_num_seqs
     if engine != "vllm":
         return None
-    return max(batch_of(query, split.gpu).sequences, math.ceil((users or 0) / split.replicas))
+    return max(
+        batch_of(query, engine, split.gpu).sequences, math.ceil((users or 0) / split.replicas)
+    )
 
 
 def memory_of(
@@ -219,7 +219,7 @@ def memory_of(
         pp=split.pp,
         max_batched_tokens=holder.options.max_batched_tokens,
         max_num_seqs=sequences_of(query, holder.engine, split, users)
-        or batch_of(query, split.gpu).sequences,
+        or batch_of(query, holder.engine, split.gpu).sequences,
         gpu=split.gpu,
         dtype_bytes=model.dtype.bits // 8,
         version=query.version,

@@ -9,7 +9,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from kvtool.cache import check_parallel
-from kvtool.capacity import LONGEST, longest
+from kvtool.capacity import limit_of, longest
 from kvtool.engine_memory.usable import SHARE_WORD
 from kvtool.engine_rows import ROWS
 from kvtool.errors import KvtoolError, did_you_mean, usage_error
@@ -61,7 +61,7 @@ def solve(what: str, model: PlanModel, query: PlanQuery) -> Solved:
 
 def _context(model: PlanModel, query: PlanQuery) -> Solved:
     """The longest context of the users that are asked for, one a replica where none are."""
-    top = LONGEST if query.allow_long else model.shape.max_context or LONGEST
+    top = limit_of(model.shape, allow_long=query.allow_long)
 
     def plan(tokens: int) -> Planned:
         return plan_first(model, replace(query, contexts=(tokens,)), look_for_context=False)

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from bench_startup import cpu_seconds
 
-from kvtool import capacity, catalog, decode_speed, plan, plan_loads, planning
+from kvtool import capacity, catalog, decode_speed, plan, plan_loads, plan_weights, planning
 from kvtool.config import load_config
+from kvtool.engine_memory import loading
 from kvtool.errors import KvtoolError
 from kvtool.model import read_model
 from kvtool.plan import PlanCase
@@ -31,7 +32,7 @@ MODELS = ("llama-3-70b", "gemma-3-27b", "gpt-oss-120b", "deepseek-v3", "qwen3-ne
 CONTEXTS = tuple(range(1024, 32_769, 512))
 TWIN = 200
 """Rows of which the twin is timed."""
-REMEMBERING = (capacity, decode_speed, plan, plan_loads, planning)
+REMEMBERING = (capacity, decode_speed, loading, plan, plan_loads, plan_weights, planning)
 COMMAND = "plan llama-3-70b --gpu h100:8 --engine vllm"
 REPEAT = 11
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-from plan_cases import case_of
+from dataclasses import replace
 
+import pytest
+from plan_cases import case_of, model_of
+
+from kvtool import catalog
+from kvtool.engine_memory.loading import left_behind
+from kvtool.plan_query import PlanQuery, gpus_named
 from kvtool.units import GIB
 
 PRINTED = [
@@ -52,3 +57,22 @@ def test_padding_depends_on_the_gpu_and_on_what_cuts_the_experts() -> None:
     kept = {gpu: weights("gpt-oss-120b", f"{gpu}:8")[1] for gpu in ("h100", "b200")}
     assert kept["b200"] > 1.2 * kept["h100"]
     assert weights("mixtral-8x7b", "h100:8") == weights("mixtral-8x7b", "b200:8")
+
+
+def test_only_latents_that_are_absorbed_are_copied() -> None:
+    """vLLM runs MiniCPM3 as plain attention."""
+    assert weights("minicpm3", "h100") == weights("minicpm3", "h100", "ideal")
+    assert weights("kimi-linear", "h100:2")[1] > weights("kimi-linear", "h100:2", "ideal")[1]
+
+
+def test_quantised_experts_do_not_come_in_one_tensor() -> None:
+    gpu = catalog.gpu_preset("mi300x")
+    query = PlanQuery(gpus=gpus_named("mi300x:8"))
+    model = model_of("llama-4-maverick", query)
+    assert model.stored is not None
+    fp8 = replace(
+        model.stored, parts=tuple(replace(one, storages=("fp8",)) for one in model.stored.parts)
+    )
+    most = [left_behind("vllm", gpu, 1000, one, "llama4_text").high for one in (model.stored, fp8)]
+    assert most[0] > 10 * most[1] > 0  # 400 and 35
+    assert left_behind("vllm", catalog.gpu_preset("h100"), 100, fp8, "llama4_text").high == 0

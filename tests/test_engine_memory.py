@@ -181,6 +181,7 @@ def test_defaults_by_gpu() -> None:
     assert vllm_batch(catalog.gpu_preset("h100")) == Batch(8192, 1024)
     assert vllm_batch(catalog.gpu_preset("a100-80gb")) == Batch(2048, 256)
     assert vllm_batch(catalog.gpu_preset("rtx-4090"), server=False) == Batch(8192, 256)
+    assert vllm_batch(catalog.gpu_preset("h100"), version=(0, 7)) == Batch(2048, 256)
     assert vllm_graph_sizes(256) == 51 + 35
     assert vllm_graph_sizes(128) == 35 + 19
     assert sglang_step(catalog.gpu_preset("h100"), 8).graphs == 512

@@ -35,11 +35,18 @@ def test_an_option_that_a_command_lacks_is_not_named(kvtool: Kvtool) -> None:
     assert "it is called" not in ran.err
 
 
-def test_each_word_has_one_name_and_each_name_is_an_option() -> None:
-    words = [word for listed in OURS.values() for word in listed]
-    assert len(words) == len(set(words))
-    assert set(OURS) <= options("plan")
-    assert not set(words) & options("plan"), "it is an option already"
+def test_each_name_is_an_option_and_no_word_is_one_already() -> None:
+    for command in ("plan", "simulate", "fragment"):
+        known = options(command)
+        words = [word for name, listed in OURS.items() if name in known for word in listed]
+        assert len(words) == len(set(words)), "one name a command"
+    assert set(OURS) <= options("plan") | options("fragment")
+    assert not {word for listed in OURS.values() for word in listed} & options("plan")
+
+
+def test_another_commands_name_is_its_own(kvtool: Kvtool) -> None:
+    ran = kvtool("fragment", "--ctx-size", "4096")
+    assert ran.err.splitlines()[-1] == "Hint: it is called --max-model-len here"
 
 
 def options(command: str) -> set[str]:

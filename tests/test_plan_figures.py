@@ -18,6 +18,8 @@ from kvtool.levers.presets import cheapest
 from kvtool.plan import plan_row, planned
 from kvtool.plan_query import PlanQuery, gpus_named
 from kvtool.units import GIB
+from kvtool.weights.stored import stored
+from kvtool.weights.usual import SCHEMES, by_name
 
 Kvtool = Callable[..., Ran]
 
@@ -37,6 +39,17 @@ def test_the_longest_context_is_at_most_the_models(name: str, maximum: int) -> N
     assert row(name, "h200:8", contexts=(4096,))["max_context"] == maximum
     longer = row(name, "h200:8", contexts=(2 * maximum,), allow_long=True)
     assert longer["max_context"] > maximum
+
+
+@pytest.mark.parametrize("name", ["t5-large", "rwkv-4-14b"])
+def test_where_positions_have_no_end_memory_alone_ends_a_context(name: str) -> None:
+    """Relative positions, and a state: the figure in the config is what they were made for."""
+    asked = [
+        row(name, "h100", "ideal", contexts=(tokens,), weights=30 * GIB)["max_context"]
+        for tokens in (100, 3000)
+    ]
+    assert asked[0] == asked[1]
+    assert asked[0] is None or asked[0] > 100_000
 
 
 def test_an_encoder_follows_the_longest_context() -> None:
@@ -95,14 +108,24 @@ def test_the_speed_of_a_mix_is_not_that_of_its_longest(kvtool: Kvtool) -> None:
     assert "So mixed a token takes" in shown.out
 
 
+def test_the_speed_of_a_mix_is_of_all_replicas(kvtool: Kvtool) -> None:
+    words = ("plan", "llama-3.1-8b", "--workload", "chat", "--json", "--gpu")
+    one = kvtool(*words, "h100").json["rows"][0]["lengths"]
+    four = kvtool(*words, "h100:4", "--dp", "4").json["rows"][0]["lengths"]
+    rate, cost = "running_output_tokens_per_s", "running_usd_per_million_tokens"
+    assert four[rate] == pytest.approx(4 * one[rate])
+    assert four[cost] == pytest.approx(one[cost])
+    assert four["running_tpot_s"] == pytest.approx(one["running_tpot_s"])
+
+
 # -- latents
 
 
 def test_fp8_latents_of_sparse_attention_are_plain_on_blackwell() -> None:
     """43,190 bytes a token printed for DeepSeek-V3.2-NVFP4 on a B200, vLLM 0.18."""
     asked: dict[str, Any] = {"kv_dtypes": ("fp8",), "contexts": (32_768,)}
-    found = row("deepseek-v3.2", "b200:8", **asked)
-    assert found["request_bytes"] == 32_768 * 61 * (576 + 132)
+    for gpus in ("b200:8", "b300:8"):
+        assert row("deepseek-v3.2", gpus, **asked)["request_bytes"] == 32_768 * 61 * (576 + 132)
     assert row("deepseek-v3.2", "h200:8", **asked)["request_bytes"] == 32_768 * 61 * (656 + 132)
 
 
@@ -166,13 +189,32 @@ def test_nvfp4_weights(kvtool: Kvtool) -> None:
     assert nvfp4 / fp8 == pytest.approx(4.5 / 8, abs=0.03)
 
 
+@pytest.mark.parametrize("name", ["qwen3-vl-4b", "gemma-3-4b", "llama-3.2-11b-vision"])
+def test_usual_schemes_leave_towers_alone(name: str) -> None:
+    model = model_of(name, PlanQuery(gpus=gpus_named("h100")))
+    assert model.stored is not None
+    for scheme in SCHEMES.values():
+        config = {**model.config, "quantization_config": scheme}
+        parts = tuple(one.part for one in model.stored.parts)
+        found = stored(parts, config, model.dtype, name=name)
+        assert found.by_role["vision"] == model.stored.by_role["vision"]
+        assert found.bytes < 0.8 * model.stored.bytes
+
+
+def test_a_name_tells_a_scheme_where_the_config_does_not() -> None:
+    assert by_name("acme/Some-7B-AWQ", {}) == "int4"
+    assert by_name("acme/Some-7B", {}) == ""
+    assert by_name("acme/Some-7B-FP8", {"quantization_config": {"quant_method": "fp8"}}) == ""
+
+
 # -- GPUs
 
 
 def test_one_package_of_two_devices_is_no_gpu_of_both(kvtool: Kvtool) -> None:
     ran = kvtool("plan", "llama-3-70b", "--gpu", "mi250x:2")
     assert ran.code == 2
-    assert "--gpu mi250x-gcd:4" in ran.err
+    assert "mi250x-gcd" in ran.err
+    assert kvtool("simulate", "--model", "llama-3-8b", "--gpu", "mi250x").code == 2
     assert "mi250x" not in [one.preset.id for one in gpus_named("all")]
 
 
@@ -182,6 +224,8 @@ def test_a_gpu_whose_total_nobody_printed_is_an_estimate() -> None:
         assert 0 < whole.low <= whole.best <= whole.high <= 1.03 * preset.nominal_gb * GIB
         if preset.usable_bytes is None and "logs" not in basis:
             assert "an estimate" in basis
+    shared, _ = torch_total(catalog.gpu_preset("jetson-orin-64gb"))
+    assert shared.best > 0.9 * 64 * GIB
     known = catalog.gpu_preset("mi300x")
     guessed, _ = torch_total(replace(known, id="other", usable_bytes=None))
     assert guessed.low <= torch_total(known)[0].best <= guessed.high
@@ -208,6 +252,48 @@ def test_several_nodes_are_not_cheaper_by_leaving_out_what_they_exchange() -> No
         8,
     }
 
+    asked = cheapest(model_of("qwen3-32b", query), query, 8192, 512, by="tokens")
+    assert 16 in {one.gpus for one in asked}
+
+
+def test_rankings_without_speeds_say_nothing_of_them(kvtool: Kvtool) -> None:
+    notes = " ".join(
+        kvtool("plan", "gpt2", "--gpu", "all", "--dtype", "fp32", "--json").json["notes"]
+    )
+    assert "nobody published" not in notes
+    assert "are not listed" in notes
+
+
+# -- vLLM's versions and defaults
+
+
+def test_defaults_before_0_8_are_of_vllm_alone() -> None:
+    asked: dict[str, Any] = {"version": "0.7", "contexts": (65_536,)}
+    old, new = row("llama-3.1-8b", "h100", **asked), row("llama-3.1-8b", "h100")
+    assert (old["max_batched_tokens"], old["max_num_seqs"]) == (2048, 256)
+    assert (new["max_batched_tokens"], new["max_num_seqs"]) == (8192, 1024)
+    ideal = [
+        row("llama-3.1-8b", "h100", "ideal", **(asked | {"version": one}))
+        for one in ("0.7", "0.32")
+    ]
+    assert ideal[0] == ideal[1]
+
+
+def test_notes_on_what_vllm_does_otherwise(kvtool: Kvtool) -> None:
+    def notes(*words: str) -> str:
+        return " ".join(kvtool("plan", *words, "--engine", "vllm", "--json").json["notes"])
+
+    least, states = "the rank with the least", "caches prefixes of models with states"
+    given = ("--kv-memory", "20GiB")
+    assert least in notes("llama-3-8b", "--gpu", "h100:2", *given)
+    assert least not in notes("llama-3-8b", "--gpu", "h100", *given)
+    assert least not in notes("llama-3-8b", "--gpu", "h100:2")
+    hybrid = ("qwen3.5-9b", "--gpu", "h100")
+    assert states in notes(*hybrid)
+    assert states not in notes(*hybrid, "--no-prefix-caching")
+    assert states not in notes(*hybrid, "--engine-version", "0.11")
+    assert states not in notes("llama-3-8b", "--gpu", "h100")
+
 
 # -- lists
 
@@ -224,5 +310,5 @@ def test_large_numbers_are_whole(kvtool: Kvtool) -> None:
 
 
 def test_a_package_in_a_list_is_refused_too() -> None:
-    with pytest.raises(KvtoolError, match="2 devices to software"):
+    with pytest.raises(KvtoolError, match="two devices to software"):
         gpus_named("h100,mi250x")

@@ -10,6 +10,9 @@ OURS: dict[str, tuple[str, ...]] = {
         "--max-model-len", "--max_model_len", "--context-length", "--ctx-size", "--num-ctx", "--max-seq-len",
         "--max_seq_len",
     ),
+    "--max-model-len": (
+        "--max_model_len", "--context-length", "--ctx-size", "--num-ctx", "--max-seq-len", "--max_seq_len",
+    ),
     "--tp": ("--tensor-parallel-size", "--tensor-parallelism", "--tp-size", "--tp_size"),
     "--pp": ("--pipeline-parallel-size", "--pp-size", "--pp_size"),
     "--dp": ("--data-parallel-size", "--dp-size"),
@@ -33,7 +36,7 @@ OURS: dict[str, tuple[str, ...]] = {
     "--enforce-eager": ("--disable-cuda-graph",),
     "--tiers": ("--swap-space", "--cpu-offload-gb", "--kv-offloading-size", "--hicache-size", "--hicache-ratio"),
 }  # fmt: skip
-"""By the name here; `--batch` is how many run, `--max-num-seqs` how many may."""
+"""By the name here, the first that a command knows; `--batch` is how many run, `--max-num-seqs` how many may."""
 
 
 def ours(error: object, params: Iterable[Any]) -> str | None:

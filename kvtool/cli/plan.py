@@ -68,7 +68,7 @@ def plan(
     max_batched_tokens: p.MaxBatchedOpt = None,
     tiers: p.TiersOpt = None,
     block_size: o.BlockSizeOpt = None,
-    prefix_caching: o.PrefixCachingOpt = False,
+    prefix_caching: p.PrefixCachingOpt = None,
     hybrid: o.HybridOpt = None,
     enforce_eager: p.EagerOpt = False,
     levers: p.LeversOpt = False,

@@ -31,7 +31,7 @@ OF_VLLM = (
 SLOW = ("solve", "levers", "ways", "workload", "trace", "disaggregate", "tiers")
 NOT_RANKED = ("tp", "dp", "ways", "levers", "tiers", "disaggregate", "solve", "kv_memory")
 NOT_SOLVED = ("levers", "ways", "tiers", "disaggregate")
-NOT_GIVEN_MEMORY = ("reserve", "engine_version", "gpu_memory_utilization", "enforce_eager")
+NOT_GIVEN_MEMORY = ("reserve", "engine_version", "gpu_memory_utilization")
 """What decides how much is left for the cache, which --kv-memory says."""
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from kvtool import catalog
 from kvtool.dtypes import DTYPES, parse_kv_dtype
+from kvtool.engine_memory.defaults import version_of
 from kvtool.levers.caveats import of_cache
 from kvtool.plan_model import PlanModel
 from kvtool.plan_query import PlanQuery
@@ -16,7 +18,12 @@ SPARSE = {"indexer", "compressed"}
 """Kinds of layers of which a step reads what is selected."""
 
 
-def of_vllm(rows: list[Row], query: PlanQuery) -> list[str]:
+STATES_CACHED = (0, 29)
+"""The version of vLLM from which on prefixes of models with states are cached where nothing is said: a public
+log of 0.29 (tests/data/engine_logs_more.jsonl, S03)."""
+
+
+def of_vllm(rows: list[Row], query: PlanQuery, given: Mapping[str, Any]) -> list[str]:
     """Of its rows, what its own log or its default may say otherwise."""
     ours = [row for row in rows if row["engine"] == "vllm"]
     said = []
@@ -24,26 +31,33 @@ def of_vllm(rows: list[Row], query: PlanQuery) -> list[str]:
         said.append(
             "vLLM's log may print one rank's memory, and its pool is what the rank with the least has"
         )
+    version = version_of(query.version)
     states = any(one["kind"] == "linear" for row in ours for one in row["kinds"])
-    if states and not query.vllm.prefix_caching:
+    if states and given["prefix_caching"] is None and (version is None or version >= STATES_CACHED):
         said.append(
             "vLLM from 0.29 on caches prefixes of models with states unless it is told not to: --prefix-caching plans that"
         )
     return said
 
 
-def of_ranked(rows: list[Row]) -> list[str]:
+def of_ranked(rows: list[Row], query: PlanQuery) -> list[str]:
     """How the GPUs of --gpu all are ordered, and how many are not among them."""
-    last = dict.fromkeys(row["gpu"] for row in rows if row["ridge"] is None)
-    said = "by USD a million tokens, those without a price after them"
+    if not query.ranked:
+        return []
+    timed = [row for row in rows if row["tpot_s"] is not None]
+    last = dict.fromkeys(row["gpu"] for row in timed if row["ridge"] is None)
+    said = ["by USD a million tokens, those without a price after them"] if timed else []
     if last:
-        said += f"; last those whose rate of computing nobody published, by reading alone: {', '.join(last)}"
-    without = len(catalog.gpu_presets()) - len(dict.fromkeys(row["gpu"] for row in rows))
-    return [
-        said,
-        f"{without} of {len(catalog.gpu_presets())} GPU presets are not listed: no total of their memory is known, they "
-        "do not compute in the model's dtype, or 16 of them do not fit it (name one to see)",
-    ]
+        said.append(
+            f"last those whose rate of computing nobody published, by reading alone: {', '.join(last)}"
+        )
+    known = len(catalog.gpu_presets())
+    without = known - len({row["gpu"] for row in rows})
+    left = (
+        f"{without} of {known} GPU presets are not listed: nobody printed their memory, the engine or the model's "
+        "dtype does not run on them, they are two devices, or 16 do not hold what is asked (name one to see)"
+    )
+    return ["; ".join(said)] * bool(said) + [left] * bool(without and rows)
 
 
 def of_speeds(rows: list[Row]) -> list[str]:
@@ -52,9 +66,11 @@ def of_speeds(rows: list[Row]) -> list[str]:
     if not timed:
         return []
     said = "speeds and prices are of decoding alone, without prefills"
-    if any(row["tp"] * row["pp"] * row["dcp"] > 1 or row["expert_parallel"] for row in timed):
+    if any(
+        row["gpus"] > 1 for row in timed
+    ):  # of vLLM replicas too, whose experts are cut over all
         said += "; what ranks exchange takes no time in them"
-    if any(row["enforce_eager"] for row in timed):
+    if any(row.get("enforce_eager") for row in timed):
         said += "; without CUDA graphs a step takes longer, by the launches of its kernels"
     sparse = dict.fromkeys(
         row["model"] for row in timed if SPARSE & {one["kind"] for one in row["kinds"]}

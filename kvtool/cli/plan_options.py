@@ -46,7 +46,7 @@ MaxSeqsOpt = Annotated[
     typer.Option(
         "--max-num-seqs", metavar="N", rich_help_panel=WORKLOAD, show_default=False,
         help="The most requests that the engine runs at a time; its sampler's memory grows with them. "
-        "Default: vLLM's own by GPU, 256 or 1,024.",
+        "Default: vLLM's own by GPU and version, 256 or 1,024.",
     ),
 ]  # fmt: skip
 WorkloadOpt = Annotated[
@@ -143,7 +143,7 @@ VersionOpt = Annotated[
     str | None,
     typer.Option(
         "--engine-version", metavar="VERSION", rich_help_panel=BUDGET, show_default=False,
-        help="vllm: whose rules decide what it keeps besides weights and cache: 0.7, or any. The pool itself is "
+        help="vllm: whose rules and defaults decide what it keeps besides weights and cache: 0.7, or any. The pool itself is "
         "0.32's. Default: 0.32.",
     ),
 ]  # fmt: skip
@@ -188,7 +188,14 @@ MaxBatchedOpt = Annotated[
     str | None,
     typer.Option(
         "--max-batched-tokens", metavar="TOKENS", rich_help_panel=BUDGET, show_default=False,
-        help="Tokens of a step, which decide what activations take. Default: vLLM's own by GPU.",
+        help="Tokens of a step, which decide what activations take. Default: vLLM's own by GPU and version.",
+    ),
+]  # fmt: skip
+PrefixCachingOpt = Annotated[
+    bool | None,
+    typer.Option(
+        "--prefix-caching/--no-prefix-caching", rich_help_panel=ENGINE, show_default=False,
+        help="vllm: with it, states keep more blocks a request. Default: without.",
     ),
 ]  # fmt: skip
 EagerOpt = Annotated[

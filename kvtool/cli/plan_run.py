@@ -60,7 +60,8 @@ def run_plan(given: dict[str, Any], query: PlanQuery, out: Output) -> None:
         notes=(
             *notes,
             *basis,
-            *of_vllm(rows, query),
+            *of_vllm(rows, query, given),
+            *of_ranked(rows, query),
             *of_speeds(rows),
             *of_hidden(given, rows),
             *of_prices(query),
@@ -240,9 +241,7 @@ def _ranked(
                 for one in found
             ]
             # Those whose rate nobody published would seem to compute for nothing.
-            ranked = sorted(rows, key=lambda row: row["ridge"] is None)
-            notes += of_ranked(ranked)
-            yield from ranked
+            yield from sorted(rows, key=lambda row: row["ridge"] is None)
             if not found:
                 many = "a request" if users is None else f"{users:,} requests"
                 lost.append(

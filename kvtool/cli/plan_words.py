@@ -62,7 +62,7 @@ def query_of(given: Mapping[str, Any]) -> PlanQuery:
         read_efficiency=efficiency[0],
         compute_efficiency=efficiency[1],
         efficiency_basis="assumed" if efficiency[0] is None else "given",
-        vllm=VllmOptions(prefix_caching=given["prefix_caching"], hybrid=given["hybrid"]),
+        vllm=VllmOptions(prefix_caching=bool(given["prefix_caching"]), hybrid=given["hybrid"]),
     )
 
 

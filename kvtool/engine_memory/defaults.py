@@ -34,17 +34,16 @@ V1 = (0, 8)
 """The version whose engine splits prompts into chunks by default."""
 
 
-def vllm_batch(
-    gpu: GpuPreset, *, server: bool = True, version: Version | None = None, longest: int = 0
-) -> Batch:
-    """vLLM's max_num_batched_tokens and max_num_seqs where nothing is said, for requests up to `longest`.
+def vllm_batch(gpu: GpuPreset, *, server: bool = True, version: Version | None = None) -> Batch:
+    """vLLM's max_num_batched_tokens and max_num_seqs where nothing is said.
 
     vllm/engine/arg_utils.py, get_batch_defaults: GPUs of 70 GiB and more but A100s take 16,384
     tokens (8,192 in a server) and 1,024 sequences, others 8,192 (2,048) and 256. Before 0.8
-    (vllm/config.py, SchedulerConfig): a whole prompt, 2,048 at least, and 256.
+    (vllm/config.py, SchedulerConfig) 256 sequences, and 2,048 tokens where prompts are split, as they
+    are for more than 32,768; where they are not, a step takes a whole prompt, which is for the user to say.
     """
     if version is not None and version < V1:
-        return Batch(max(2048, longest), 256)
+        return Batch(2048, 256)
     total, _ = torch_total(gpu)
     if total.best >= 70 * GIB and "a100" not in gpu.id:
         return Batch(8192 if server else 16384, 1024)

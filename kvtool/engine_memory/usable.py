@@ -49,8 +49,10 @@ MARKETED = (0.92, 0.96, 1.0)
 """torch's total against the marketed figure in GiB: 0.93 (B300, cards with ECC) to 1.0 (MI300X, A100)."""
 MARKETED_AMD = (0.985, 0.998, 1.0)
 """The same of AMD's, all of whose marketed memory software sees: 63.98, 127.97 and 191.98 GiB."""
-MARKETED_UNIFIED = (0.65, 0.75, 0.84)
+MARKETED_APPLE = (0.65, 0.75, 0.84)
 """The same of Apple's memory: Metal's default limits are 0.66 to 0.84 (kvtool presets gpus)."""
+MARKETED_UNIFIED = (0.85, 0.93, 0.97)
+"""The same where Linux has its share: the DGX Spark's totals are 0.92 to 0.95."""
 ON_CPU = ("apple", "spark", "jetson")
 
 SHARE_WORD = {"vllm": "gpu_memory_utilization", "sglang": "mem_fraction_static"}
@@ -73,6 +75,11 @@ def usable(engine: str, gpu: GpuPreset, utilization: float) -> tuple[Range, str]
     return part, f"{SHARE_WORD[engine]} {utilization:g} × {basis}"
 
 
+def is_total_known(gpu: GpuPreset) -> bool:
+    """Whether its memory was printed somewhere, not marketed alone."""
+    return gpu.usable_bytes is not None or gpu.id in TORCH_GIB
+
+
 def torch_total(gpu: GpuPreset) -> tuple[Range, str]:
     """A GPU's memory as torch sees it."""
     if gpu.id in TORCH_GIB:
@@ -83,8 +90,8 @@ def torch_total(gpu: GpuPreset) -> tuple[Range, str]:
         )
     unified = gpu.vendor == "Apple" or any(word in gpu.id for word in ON_CPU)
     if gpu.usable_bytes is None:
-        usual = MARKETED_AMD if gpu.vendor == "AMD" else MARKETED
-        shares = MARKETED_UNIFIED if unified else usual
+        usual = {"AMD": MARKETED_AMD, "Apple": MARKETED_APPLE}.get(gpu.vendor, MARKETED)
+        shares = MARKETED_UNIFIED if unified and gpu.vendor != "Apple" else usual
         whole, words = (
             gpu.nominal_gb * GIB,
             f"{shares[1]:.0%} of the marketed {gpu.nominal_gb:g} GB",

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from kvtool import catalog
 from kvtool.cache import shard
 from kvtool.dtypes import DTYPES, parse_kv_dtype
+from kvtool.engine_memory.usable import is_total_known
 from kvtool.errors import KvtoolError
 from kvtool.fitting import NODE, Fitting, count_of, fitting, on, splits
 from kvtool.levers.caveats import NATIVE, support
 from kvtool.levers.changes import Alternative, Change
 from kvtool.plan import plan_row, planned
-from kvtool.plan_query import DEVICES
 from kvtool.solving import flags_of
 
 if TYPE_CHECKING:
@@ -77,11 +77,9 @@ def by_tokens(one: Alternative) -> tuple[float, float, int, str]:
 
 def runs(gpu: GpuPreset, engine: str, dtype: str) -> bool:
     """Whether its memory is known, it computes in the model's dtype, and the engine runs on it."""
-    if (
-        gpu.usable_bytes is None
-        or gpu.id in DEVICES
-        or (gpu.vendor == "Apple" and engine in NOT_APPLE)
-    ):
+    if not is_total_known(gpu) or gpu.id in catalog.DEVICES:
+        return False
+    if gpu.vendor == "Apple" and engine in NOT_APPLE:
         return False
     return dtype == "fp32" or dtype in gpu.native_kv_dtypes
 

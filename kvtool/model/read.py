@@ -64,6 +64,7 @@ def _shape(
         kv_dtype=kv_dtype,
         max_context=context,
         max_context_stated=stated and not family.relative,
+        positions_end=not family.relative and any(entry.kind != "linear" for entry in layers),
         encoder_tokens=family.encoder(part.keys, part.above) if crosses else None,
         rows_per_sequence=_codebooks(part),
         stated_kv_heads=_stated_kv_heads(part),

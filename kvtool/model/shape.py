@@ -102,6 +102,8 @@ class ModelShape:
     max_context_stated: bool
     """True if the config itself states the maximum: longer contexts are then refused."""
     encoder_tokens: int | None
+    positions_end: bool = True
+    """False: positions are relative, or nothing attends to them, and `max_context` is what it was made for."""
     rows_per_sequence: int = 1
     """Rows of input_ids that make one sequence: MusicGen's codebooks."""
     notes: tuple[str, ...] = ()

@@ -10,9 +10,12 @@ from kvtool.weights.schemes import SAID_IN
 SCHEMES: dict[str, dict[str, Any]] = {
     "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128]},
     "int4": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True},
-    "nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
-}
-"""Embeddings, head, norms and routers stay as they are."""
+    "nvfp4": {
+        "quant_method": "modelopt", "quant_algo": "NVFP4",
+        "exclude_modules": ["*vision*", "*visual*", "*audio*", "*img_processor*"],
+    },
+}  # fmt: skip
+"""Embeddings, head, norms, routers and towers stay as they are."""
 LEFT_MORE = (
     "published checkpoints may leave more in 16 bits: usually up to 5 % of the bytes, all of attention in "
     "gemma-4-31b's NVFP4, 31 GiB where 18 are counted (--weights takes a checkpoint's own)"
