@@ -14,6 +14,7 @@ from planned_models import asked, model
 
 from kvtool.catalog import gpu_preset, gpu_presets
 from kvtool.dtypes import DTYPES, parse_kv_dtype
+from kvtool.engine_memory.usable import torch_total
 from kvtool.errors import KvtoolError
 from kvtool.fitting import plan_first
 from kvtool.levers import Alternative, alternatives, cache_or_weights, cheapest, levers
@@ -80,7 +81,7 @@ def test_llama_70b_with_64_users_does_not_fit_an_80_gb_gpu() -> None:
     assert fits[-1].usd_per_hour is None
     assert "--gpu h100-sxm:8 --tp 8" in by_flags(tuple(fits))
     # 160 GiB of cache and 131 of weights.
-    known = {one.id: one.usable_bytes or 0 for one in gpu_presets()}
+    known = {one.id: torch_total(one)[0].best for one in gpu_presets()}
     for one in fits:
         assert one.gpus * known[one.plan.case.gpu.id] > 291 * GIB
     # Neither fp8 suffices: both are tried.
