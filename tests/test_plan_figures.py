@@ -307,6 +307,8 @@ def test_a_list_of_which_a_part_fails_ends_with_1(kvtool: Kvtool) -> None:
 def test_large_numbers_are_whole(kvtool: Kvtool) -> None:
     shown = kvtool("plan", "mamba2-2.7b", "--gpu", "h200:8").out
     assert "e+0" not in shown
+    gained = kvtool("plan", "falcon-7b", "--gpu", "rtx-pro-6000:16", "--levers")
+    assert "e+0" not in gained.out
 
 
 def test_a_package_in_a_list_is_refused_too() -> None:

@@ -113,4 +113,6 @@ def _column(name: str, cells: Sequence[str], rank: int = 0) -> Column:
 
 
 def _signed(value: float | None) -> str:
-    return "–" if value is None else f"{value:+,.4g}"
+    if value is None:
+        return "–"
+    return f"{value:+,.0f}" if abs(value) >= 1e4 else f"{value:+,.4g}"
