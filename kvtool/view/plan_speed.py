@@ -6,6 +6,7 @@ from typing import Any
 
 from kvtool.run import Row
 from kvtool.units import format_bytes
+from kvtool.view.plan_words import share, usd
 from kvtool.view.words import counted, rate, seconds
 
 LESS = 0.995
@@ -81,6 +82,6 @@ def cost(row: Row) -> str:
     if row["usd_per_hour"] is None:
         return f"{said}; no price is known (--price)."
     return (
-        f"{said}; at {row['usd_per_hour']:.4g} USD an hour a million of them cost "
-        f"{row['usd_per_million_tokens']:.3g} USD."
+        f"{said}; at {share(row['usd_per_hour'])} USD an hour a million of them cost "
+        f"{usd(row['usd_per_million_tokens'])} USD."
     )

@@ -215,4 +215,6 @@ def share(value: Any) -> str:
 
 def usd(value: float | None) -> str:
     """Dollars for people."""
-    return "–" if value is None else f"{value:,.3g}"
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:,.3g}"
