@@ -14,7 +14,7 @@ from kvtool.view import plan_lines as lines
 from kvtool.view import plan_words as words
 from kvtool.view.plan_chart import chart
 from kvtool.view.plan_columns import Column, table
-from kvtool.view.words import number, rate, seconds
+from kvtool.view.words import number, rate, seconds, share, usd
 
 
 def view(run: Run) -> View:
@@ -64,12 +64,12 @@ def _holds(row: Row) -> Table:
     cells = {
         "blocks": number(blocks),
         "KV tokens each" if row["dp"] > 1 else "KV tokens": number(row["kv_tokens"]),
-        "requests": words.share(row["max_concurrency"]),
+        "requests": share(row["max_concurrency"]),
         "longest": number(row["max_context"]),
         "TPOT": seconds(steps["tpot_s"]),
         "tokens/s": rate(steps["output_tokens_per_s"]),
-        "USD/h": words.usd(row["usd_per_hour"]),
-        "USD/M tokens": words.usd(steps["usd_per_million_tokens"]),
+        "USD/h": usd(row["usd_per_hour"]),
+        "USD/M tokens": usd(steps["usd_per_million_tokens"]),
     }
     ranks = {"blocks": 2, "KV tokens": 1, "KV tokens each": 1}
     return table(

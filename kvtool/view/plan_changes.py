@@ -12,8 +12,7 @@ from typing import Any
 from kvtool.run import Row
 from kvtool.view import Table
 from kvtool.view.plan_columns import Column, table
-from kvtool.view.plan_words import share, usd
-from kvtool.view.words import number, rate, seconds
+from kvtool.view.words import number, rate, seconds, share, usd
 
 MOST = 10
 """Of what would make it fit; JSON has all."""

@@ -9,8 +9,8 @@ from kvtool.run import Row
 from kvtool.units import GIB, format_bytes
 from kvtool.view import Table
 from kvtool.view.plan_columns import Column, table
-from kvtool.view.plan_words import running, share, usd
-from kvtool.view.words import number, rate, seconds
+from kvtool.view.plan_words import running
+from kvtool.view.words import number, rate, seconds, share, usd
 
 MOST_WAYS = 12
 SPLIT = ("tp", "pp", "dp", "dcp")

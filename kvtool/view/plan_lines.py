@@ -10,7 +10,7 @@ from kvtool.units import GIB
 from kvtool.view import Table
 from kvtool.view import plan_words as words
 from kvtool.view.plan_columns import Column, table
-from kvtool.view.words import counted, number, rate, seconds
+from kvtool.view.words import counted, number, rate, seconds, share, usd
 
 MACHINE = ("engine", "gpu", "gpus", "tp", "pp", "dp", "dcp", "expert_parallel")
 WORK = ("engine", "kv_dtype", "gpu_memory_utilization", "context_tokens", "users")
@@ -137,12 +137,12 @@ def _figures(block: Sequence[Row]) -> list[Column]:
             shorter=tuple(_fits(row).partition(":")[0] for row in block),
             right=False,
         ),
-        column("requests", (words.share(row["max_concurrency"]) for row in block)),
+        column("requests", (share(row["max_concurrency"]) for row in block)),
         column("longest", (number(row["max_context"] or None) for row in block), 3),
         column("TPOT", (seconds(row["tpot_s"]) for row in running), 1),
         column("tokens/s", (rate(row["output_tokens_per_s"]) for row in running)),
-        column("USD/h", (words.usd(row["usd_per_hour"]) for row in block), 2),
-        column("USD/M", (words.usd(row["usd_per_million_tokens"]) for row in running)),
+        column("USD/h", (usd(row["usd_per_hour"]) for row in block), 2),
+        column("USD/M", (usd(row["usd_per_million_tokens"]) for row in running)),
     ]
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 from kvtool.run import Row
 from kvtool.units import format_bytes
-from kvtool.view.plan_words import share, usd
-from kvtool.view.words import counted, rate, seconds
+from kvtool.view.words import counted, rate, seconds, share, usd
 
 LESS = 0.995
 """Of the weights that a GPU holds: a step that reads fewer leaves out the embedding table or experts."""

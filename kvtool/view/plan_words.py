@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from kvtool.run import Row
 from kvtool.units import format_bytes
 from kvtool.view.plan_speed import cost, intensity, step
-from kvtool.view.words import counted
+from kvtool.view.words import counted, share
 
 BINDS = {
     "weights": "the weights alone are more than an engine may use of a GPU",
@@ -204,17 +203,3 @@ def _command(row: Row) -> str:
 def running(row: Row) -> Row:
     """The row, or nothing in it where it does not fit: what cannot run has no speed."""
     return row if row["fits"] else dict.fromkeys(row)
-
-
-def share(value: Any) -> str:
-    """A concurrency for people."""
-    if value is None:
-        return "without end"
-    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:,.4g}"
-
-
-def usd(value: float | None) -> str:
-    """Dollars for people."""
-    if value is None:
-        return "–"
-    return f"{value:,.0f}" if value >= 1000 else f"{value:,.3g}"

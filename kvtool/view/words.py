@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from kvtool.run import Row
 from kvtool.units import format_bytes
@@ -77,3 +78,17 @@ def seconds(value: float | None) -> str:
     if value >= 1:
         return f"{value:,.0f} s" if value >= 1000 else f"{value:.2f} s"
     return f"{value * 1e3:.1f} ms" if value >= 1e-3 else f"{value * 1e6:.0f} µs"
+
+
+def share(value: Any) -> str:
+    """A concurrency for people."""
+    if value is None:
+        return "without end"
+    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:,.4g}"
+
+
+def usd(value: float | None) -> str:
+    """Dollars for people."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:,.3g}"
