@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -104,6 +105,11 @@ def gpus_named(text: str) -> tuple[Gpus, ...]:
         raise usage_error(f"--gpu: more than {MAX_LIST:,} values", "give a shorter list")
     found = []
     for part in parts:
+        times = re.fullmatch(r"(\d+)\s*[x×*]\s*([a-zA-Z].*)", part.strip())
+        if times is not None:
+            raise usage_error(
+                f"--gpu: '{part.strip()[:40]}' is no GPU", f"write --gpu {times[2]}:{times[1]}"
+            )
         name, colon, number = part.strip().partition(":")
         count = parse_count(number, name="--gpu", high=2**16) if colon else None
         found.append(Gpus(preset=catalog.one_device(name), count=count))

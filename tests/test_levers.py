@@ -354,7 +354,13 @@ TYPED: dict[str, Callable[[str], dict[str, Any]]] = {
     "--pp": lambda v: {"pps": (int(v),)},
     "--dp": lambda v: {"dps": (int(v),)},
     "--dcp": lambda v: {"dcp": int(v)},
+    "--max-num-seqs": lambda v: {"max_num_seqs": int(v)},
 }
+
+
+SET: dict[str, dict[str, Any]] = {
+    "--ep": {"expert_parallel": True}, "--enforce-eager": {"enforce_eager": True},
+}  # fmt: skip
 
 
 def typed(named: PlanModel, query: PlanQuery, flags: str) -> tuple[PlanModel, PlanQuery]:
@@ -362,8 +368,8 @@ def typed(named: PlanModel, query: PlanQuery, flags: str) -> tuple[PlanModel, Pl
     words = shlex.split(flags)
     pairs = iter(words)
     for flag in pairs:
-        if flag == "--ep":
-            query = replace(query, expert_parallel=True)
+        if flag in ("--ep", "--enforce-eager"):
+            query = replace(query, **SET[flag])
             continue
         value = next(pairs)
         if flag == "--weights-dtype":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from plan_cases import case_of, model_of
 from ran import Ran
 
 from kvtool import catalog
+from kvtool.cli.plan_words import interrupted
 from kvtool.config import _instead
 from kvtool.engine_memory.usable import torch_total
 from kvtool.errors import KvtoolError, usage_error
@@ -293,6 +295,56 @@ def test_notes_on_what_vllm_does_otherwise(kvtool: Kvtool) -> None:
     assert states not in notes(*hybrid, "--no-prefix-caching")
     assert states not in notes(*hybrid, "--engine-version", "0.11")
     assert states not in notes("llama-3-8b", "--gpu", "h100")
+
+
+def test_what_vllm_keeps_besides_can_be_made_less(kvtool: Kvtool) -> None:
+    """gpt-oss-120b on one H100: 1,024 requests at a time take a sampler of gigabytes."""
+    words = ("plan", "gpt-oss-120b", "--gpu", "h100", "-c", "32k", "--engine", "vllm")
+    ran = kvtool(*words, "--json")
+    ways = {one["flags"]: one for one in ran.json["rows"][0]["alternatives"]}
+    fewer = ways["--max-num-seqs 64"]
+    assert fewer["fits"]
+    assert fewer["whole_requests"]["low"] >= 1
+    assert kvtool(*words, "--max-num-seqs", "64").code == 0
+    assert ways["--max-num-seqs 64 --enforce-eager"]["max_concurrency"] > fewer["max_concurrency"]
+    assert "*: by the best estimate" in kvtool(*words).out
+    full = kvtool("plan", "llama-3-70b", "--gpu", "h100", "--engine", "vllm", "--json")
+    assert "--max-num-seqs" not in str(full.json["rows"][0]["alternatives"])
+
+
+def test_what_is_assumed_of_the_engine_is_said(kvtool: Kvtool) -> None:
+    def notes(*words: str) -> str:
+        return " ".join(
+            kvtool("plan", "llama-3-8b", "--gpu", "h100", "--json", *words).json["notes"]
+        )
+
+    assert "--engine vllm" in notes()
+    assert "follows its 0.32" in notes("--engine", "vllm")
+    assert "follows its" not in notes("--engine", "vllm", "--engine-version", "0.25")
+
+
+def test_gpus_written_the_other_way_round(kvtool: Kvtool) -> None:
+    ran = kvtool("plan", "llama-3-8b", "--gpu", "2xL40S")
+    assert ran.err.splitlines()[-1] == "Hint: write --gpu L40S:2"
+
+
+def test_a_title_names_the_gpu_of_all_rows(kvtool: Kvtool) -> None:
+    shown = kvtool("plan", "llama-3-8b", "--gpu", "h100,h100:2", "-q").out
+    assert shown.splitlines()[0].startswith("llama-3-8b on h100-sxm")
+
+
+def test_a_grid_that_ends_early_keeps_its_rows(tmp_path: Path) -> None:
+    path = tmp_path / "grid.jsonl"
+    assert isinstance(interrupted(path, {}), KeyboardInterrupt)
+    assert isinstance(interrupted(None, {}), KeyboardInterrupt)
+
+
+def test_a_grid_ended_after_its_rows_says_where_they_are(kvtool: Kvtool, tmp_path: Path) -> None:
+    path = tmp_path / "grid.jsonl"
+    assert kvtool("plan", "llama-3-8b", "--gpu", "h100", "-c", "4k,8k", "-o", str(path)).code == 0
+    error = interrupted(path, {})
+    assert isinstance(error, KvtoolError)
+    assert (error.exit_code, str(path) in error.message) == (130, True)
 
 
 # -- lists

@@ -90,7 +90,7 @@ def plan(
     out = output_from(format, json, output, quiet, verbose)
     from kvtool.cli.plan_checks import check
     from kvtool.cli.plan_run import run_plan
-    from kvtool.cli.plan_words import query_of, solved
+    from kvtool.cli.plan_words import interrupted, query_of, solved
     from kvtool.output import check_not_read
 
     check_not_read(output, [*(models or []), *filter(None, (trace, calibrate))])
@@ -102,3 +102,5 @@ def plan(
     except KvtoolError as error:
         error.params = given
         raise
+    except KeyboardInterrupt as end:  # before or after its rows are made
+        raise interrupted(output, given) from end

@@ -10,7 +10,7 @@ from kvtool.dtypes import DTYPES, parse_kv_dtype
 from kvtool.engine_memory.defaults import version_of
 from kvtool.levers.caveats import of_cache
 from kvtool.plan_model import PlanModel
-from kvtool.plan_query import PlanQuery
+from kvtool.plan_query import VERSION, PlanQuery
 from kvtool.planning import DS_MLA, NODE
 from kvtool.run import Row
 
@@ -27,6 +27,10 @@ def of_vllm(rows: list[Row], query: PlanQuery, given: Mapping[str, Any]) -> list
     """Of its rows, what its own log or its default may say otherwise."""
     ours = [row for row in rows if row["engine"] == "vllm"]
     said = []
+    if query.kv_memory is None and ours and given["engine_version"] is None:
+        said.append(f"what vLLM keeps besides follows its {VERSION}: --engine-version sets yours")
+    if query.kv_memory is None and rows and all(row["engine"] == "ideal" for row in rows):
+        said.append("of no engine: blocks, CUDA graphs and padding are not counted (--engine vllm)")
     if query.kv_memory is not None and any(row["tp"] * row["pp"] > 1 for row in ours):
         said.append(
             "vLLM's log may print one rank's memory, and its pool is what the rank with the least has"

@@ -11,7 +11,7 @@ from typing import Any
 from kvtool.capacity import LONGEST
 from kvtool.dtypes import DTYPES, MODEL_DTYPES, dtype_named, parse_kv_dtype
 from kvtool.engines import engines_named
-from kvtool.errors import usage_error
+from kvtool.errors import INTERRUPTED, KvtoolError, usage_error
 from kvtool.plan_model import PlanModel
 from kvtool.plan_query import UTILIZATION, VERSION, PlanQuery, gpus_named
 from kvtool.planning import DS_MLA
@@ -80,6 +80,20 @@ def solved(typed: str | None) -> str | None:
             f"it looks for {', '.join(SOLVED)}.{did_you_mean(word, SOLVED)}",
         )
     return word
+
+
+def interrupted(path: Path | None, given: Mapping[str, Any]) -> BaseException:
+    """Of a grid whose rows are kept as they come; anything else has written nothing."""
+    if path is None or not path.exists() or not is_sweep(path):
+        return KeyboardInterrupt()
+    error = KvtoolError(
+        f"interrupted: the rows that were made are in {path}",
+        "run the same again: it goes on from there",
+        code="interrupted",
+        exit_code=INTERRUPTED,
+    )
+    error.params = dict(given)
+    return error
 
 
 def is_ranked(given: Mapping[str, Any]) -> bool:

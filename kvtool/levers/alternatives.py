@@ -104,6 +104,38 @@ def _key(one: Alternative, case: PlanCase) -> tuple[bool, bool, bool, float, int
     return not one.fits, not same, not kind, price, changes, -one.change.bits, one.gpus
 
 
+FEWER = (256, 64)
+"""--max-num-seqs that is tried; 256 is what smaller GPUs have by default."""
+
+
+def _engine(model: PlanModel, query: PlanQuery, plan: Planned) -> Iterator[Change]:
+    """What vLLM keeps besides, made less: a smaller sampler, no CUDA graphs."""
+    case = plan.case
+    if (
+        case.holder.engine != "vllm"
+        or query.kv_memory is not None
+        or query.max_num_seqs is not None
+    ):
+        return
+    if plan.binds == "weights":  # which nothing of it makes smaller
+        return
+    each = math.ceil((case.users or 1) / case.replicas)
+    for fewer in FEWER:
+        if each <= fewer < (case.max_num_seqs or fewer):
+            smaller = replace(query, max_num_seqs=fewer)
+            yield Change(
+                lever="engine", words=f"at most {fewer:,} requests at a time, whose sampler is smaller",
+                flags=f"--max-num-seqs {fewer}", model=model, query=smaller,
+            )  # fmt: skip
+    fewer = next((one for one in reversed(FEWER) if one >= each), each)
+    yield Change(
+        lever="engine", words="a smaller sampler, no CUDA graphs",
+        flags=f"--max-num-seqs {fewer} --enforce-eager", model=model,
+        query=replace(query, max_num_seqs=fewer, enforce_eager=True),
+        caveat="without CUDA graphs a step takes longer than its TPOT says",
+    )  # fmt: skip
+
+
 def _utilization(model: PlanModel, query: PlanQuery, plan: Planned) -> Iterator[Change]:
     """The lowest share that fits, or the highest there is."""
     if not has_share(query) or query.utilizations[0] >= MOST_UTILIZATION:
@@ -173,5 +205,5 @@ TRIED = {
 }
 """By what was looked for: levers that move the same."""
 SAME_GPUS: tuple[Changes, ...] = (
-    spread_experts, other_splits, _utilization, kv_dtypes, weights, _context, _users,
+    spread_experts, other_splits, _engine, _utilization, kv_dtypes, weights, _context, _users,
 )  # fmt: skip

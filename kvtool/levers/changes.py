@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 KV_DTYPES = ("fp8", "int8", "int4", "int4/int2")
 WEIGHTS = ("fp8", "int4")
 ORDER = (
-    "--ep", "split", "utilisation", "kv-dtype", "weights", "both", "context", "users", "gpus", "gpu",
+    "--ep", "split", "engine", "utilisation", "kv-dtype", "weights", "both", "context", "users", "gpus", "gpu",
 )  # fmt: skip
 """Levers by how little they change: answers stay the same, then their accuracy, then what is asked."""
 
@@ -81,7 +81,7 @@ class Alternative:
     def as_row(self) -> Row:
         """For `alternatives` of a plan's row."""
         kept = (
-            "fits", "missing_bytes", "max_concurrency", "max_context", "gpu", "gpus", "tp", "pp",
+            "fits", "missing_bytes", "max_concurrency", "whole_requests", "max_context", "gpu", "gpus", "tp", "pp",
             "dp", "kv_dtype", "context_tokens", "users", "weights_bytes", "batch", "tpot_s",
             "output_tokens_per_s", "usd_per_hour", "usd_per_million_tokens",
         )  # fmt: skip

@@ -95,7 +95,7 @@ def _name_levels(axes: Any, chart: Chart) -> None:
 
 def _scale(axes: Any, side: str, label: str, *, log: bool) -> None:
     """Label, scale and ticks of one axis, by the unit that its label names."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
     match = _UNIT.search(label)
     unit = match[1].lower() if match else ""
@@ -112,7 +112,10 @@ def _scale(axes: Any, side: str, label: str, *, log: bool) -> None:
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(lambda value, _: _TICK[unit](value)))
     else:  # matplotlib's own would be 10^2 in a mathematics that is off
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        plain = FuncFormatter(lambda value, _: f"{value:,.10g}")
+        axis.set_major_formatter(plain)
+        if log:  # within less than two powers of ten, those between are named too
+            axis.set_minor_formatter(plain if high < 20 * low else NullFormatter())
 
 
 def _multiples(low: float, high: float) -> list[float]:

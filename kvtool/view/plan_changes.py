@@ -12,6 +12,7 @@ from typing import Any
 from kvtool.run import Row
 from kvtool.view import Table
 from kvtool.view.plan_columns import Column, table
+from kvtool.view.plan_words import fits_in_doubt
 from kvtool.view.words import number, rate, seconds, share, usd
 
 MOST = 10
@@ -32,6 +33,8 @@ def sentences(row: Row) -> list[str]:
     """The caveats of the tables, each once, by its number; why some of the changes have no TPOT."""
     shown = _shown(row)
     said = [f"({place}) {text}." for text, place in _numbers(shown).items()]
+    if any(fits_in_doubt(one) for one in _fitting(row)[:MOST]):
+        said.append("*: by the best estimate of the memory, not by the lowest.")
     if any(one["tpot_s"] is None for one in shown) and any(one["tpot_s"] for one in shown):
         said.append("Where TPOT is –, the GPU's peak rate in the model's dtype is not known.")
     return said
@@ -70,13 +73,18 @@ def _ways(row: Row) -> Table | None:
     return table(
         [
             Column(name="flags", cells=tuple(one["flags"] for one in shown), right=False),
-            _column("requests", [share(one["max_concurrency"]) for one in shown]),
+            _column("requests", [_held(one) for one in shown]),
             _column("TPOT", [seconds(one["tpot_s"]) for one in shown]),
             _column("USD/h", [usd(one["usd_per_hour"]) for one in shown]),
             _see(shown, _numbers(_shown(row))),
         ],
         title=f"What would make it fit: same GPUs first, more of them, then others by price{more}",
     )
+
+
+def _held(one: Change) -> str:
+    """With a star where the lowest estimate of the memory does not hold what is asked."""
+    return str(share(one["max_concurrency"])) + "*" * fits_in_doubt(one)
 
 
 def _levers(rows: Sequence[Change] | None, numbers: Mapping[str, int]) -> Table | None:

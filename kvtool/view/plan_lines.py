@@ -109,6 +109,8 @@ def _title(block: Sequence[Row], rows: Sequence[Row]) -> str:
     machine = not inside & set(MACHINE[1:])
     what = "" if "model" in inside else row["model"]
     first = f"{what} on {words.on(row)}".strip() if machine else what
+    if not machine and "gpu" not in inside:
+        first = f"{what} on {row['gpu']}".strip()
     said = [first]
     said += [row["engine"]] if "engine" in told else []
     said += ["experts spread"] if "expert_parallel" in told and row["expert_parallel"] else []

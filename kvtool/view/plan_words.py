@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from kvtool.run import Row
 from kvtool.units import format_bytes
@@ -79,12 +80,12 @@ def _lengths(row: Row) -> str:
     return counted(row["context_tokens"], "token") + (f" ({basis})" if basis else "")
 
 
-def _asked(row: Row) -> int:
+def _asked(row: Mapping[str, Any]) -> int:
     """Requests that are to fit: one a replica where nobody says."""
     return int(row["dp"] if row["users"] is None else row["users"])
 
 
-def fits_in_doubt(row: Row) -> bool:
+def fits_in_doubt(row: Mapping[str, Any]) -> bool:
     """Whether it fits by the best estimate of the memory, but not by the lowest."""
     return bool(row["fits"] and row["whole_requests"]["low"] < _asked(row))
 
