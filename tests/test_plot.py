@@ -137,3 +137,14 @@ def test_a_matplotlibrc_does_not_change_the_picture() -> None:
     expected = draw(CHART, "svg")
     with matplotlib.rc_context({"lines.linewidth": 9, "axes.facecolor": "black"}):
         assert draw(CHART, "svg") == expected
+
+
+@pytest.mark.parametrize(("high", "named"), [(90.0, "2 3 4 5 6 7 8 9"), (900.0, "2 5"), (1e5, "")])
+def test_what_lies_between_powers_of_ten_is_named_in_plain_numbers(high: float, named: str) -> None:
+    pytest.importorskip("matplotlib")
+    from kvtool.plot.lines import _between
+
+    name = _between(10.0, high)
+    found = [name(10.0 * part, None) for part in range(2, 10)]
+    assert " ".join(one[0] for one in found if one) == named
+    assert not any("$" in one for one in found)

@@ -95,7 +95,7 @@ def _name_levels(axes: Any, chart: Chart) -> None:
 
 def _scale(axes: Any, side: str, label: str, *, log: bool) -> None:
     """Label, scale and ticks of one axis, by the unit that its label names."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     match = _UNIT.search(label)
     unit = match[1].lower() if match else ""
@@ -114,8 +114,18 @@ def _scale(axes: Any, side: str, label: str, *, log: bool) -> None:
     else:  # matplotlib's own would be 10^2 in a mathematics that is off
         plain = FuncFormatter(lambda value, _: f"{value:,.10g}")
         axis.set_major_formatter(plain)
-        if log:  # within less than two powers of ten, those between are named too
-            axis.set_minor_formatter(plain if high < 20 * low else NullFormatter())
+        if log:
+            axis.set_minor_formatter(_between(low, high))
+
+
+def _between(low: float, high: float) -> Any:
+    """Names of what lies between powers of ten: all within one, 2 and 5 within three, else none."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    if high >= 1000 * low:
+        return NullFormatter()
+    named = "123456789" if high < 10 * low else "25"
+    return FuncFormatter(lambda value, _: f"{value:,.10g}" if f"{value:e}"[0] in named else "")
 
 
 def _multiples(low: float, high: float) -> list[float]:
