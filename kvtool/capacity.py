@@ -44,7 +44,7 @@ class Holder:
     @property
     def kv_dtype(self) -> str:
         """As it is asked for, and shown."""
-        return "fp8_ds_mla" if self.options.ds_mla else self.layout.kv.name
+        return self.options.kv_dtype(self.layout)
 
     def row(self, context: int, kv_bytes: int | None = None) -> Row:
         """The row of `kvtool size` for one request of this context."""

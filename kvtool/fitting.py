@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from kvtool.capacity import Holder
     from kvtool.catalog import GpuPreset
 
-NODE = 8
-"""GPUs of a node: tensor parallelism, which exchanges in every layer, is looked for within one."""
 TPS = (8, 4, 2, 1)
 
 

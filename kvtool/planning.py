@@ -22,6 +22,7 @@ from kvtool.plan_loads import counts_of, loads_of, machine_of
 from kvtool.plan_model import PlanModel
 from kvtool.plan_query import Gpus, PlanQuery, Split
 from kvtool.plan_weights import weights_line
+from kvtool.size_row import DS_MLA
 from kvtool.sizing import DEFAULT_CONTEXT, check_context, encoder_length
 
 if TYPE_CHECKING:
@@ -47,8 +48,6 @@ def splits_of(
             lost.append(error)
 
 
-DS_MLA = "fp8_ds_mla"
-"""vLLM's own layout of DeepSeek's latents."""
 ONE_PROCESS = ("transformers",)
 """Engines without ranks: more GPUs are replicas."""
 NODE = 8

@@ -24,7 +24,7 @@ def settings_of(case: Case, options: VllmOptions, *, chunked: bool) -> VllmSetti
     """
     shape, layout = case.layout.shape, case.layout
     default_batches = layout.pp if layout.pp > 1 else 2
-    kv_dtype = "fp8_ds_mla" if options.ds_mla else layout.kv.name
+    kv_dtype = options.kv_dtype(layout)
     return VllmSettings(
         max_model_len=options.max_model_len or case.context,
         tp=layout.tp,
@@ -62,8 +62,7 @@ def reserve_row(subject: Subject, case: Case, options: VllmOptions) -> Row:
     settings = settings_of(case, options, chunked=any(e.kind == "chunked" for e in shape.layers))
     pool = reserve(shape, settings)
     row = inputs(subject, case) | _lengths(settings) | pool_fields(pool, case)
-    if options.ds_mla:
-        row["kv_dtype"] = "fp8_ds_mla"
+    row["kv_dtype"] = options.kv_dtype(case.layout)
     if case.encoder:
         row["encoder_tokens"] = settings.encoder_tokens
     row |= {

@@ -36,6 +36,10 @@ class Case:
     """Data-parallel attention: ranks that share the sequences."""
 
 
+DS_MLA = "fp8_ds_mla"
+"""vLLM's own layout of DeepSeek's latents."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmOptions:
     """The engine's own options, as typed. Lengths in tokens, memory in bytes a GPU."""
@@ -49,6 +53,10 @@ class VllmOptions:
     kv_memory: int | None = None
     ds_mla: bool = False
     """fp8_ds_mla: DeepSeek's own fp8 layout of a latent, 656 bytes a token."""
+
+    def kv_dtype(self, layout: CacheLayout) -> str:
+        """As it is asked for, and shown."""
+        return DS_MLA if self.ds_mla else layout.kv.name
 
 
 def inputs(subject: Subject, case: Case) -> Row:

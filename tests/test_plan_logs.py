@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from scripts_of import script
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
-
-
-def script() -> ModuleType:
-    """scripts/accuracy_plan.py."""
-    path = SCRIPTS / "accuracy_plan.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)
-    spec.loader.exec_module(module)
-    return module
-
-
-plan = script()
+plan = script("accuracy_plan")
 models = plan.MODELS
 ROWS = plan.rows_of(plan.DATA)
 BY_ID = {row["id"]: row for row in ROWS}

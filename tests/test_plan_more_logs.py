@@ -2,26 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import pytest
+from scripts_of import script
 
-
-def script() -> ModuleType:
-    path = Path(__file__).parents[1] / "scripts" / "accuracy_more.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)
-    spec.loader.exec_module(module)
-    return module
-
-
-MORE = script()
+MORE = script("accuracy_more")
 ROWS = MORE.rows()
 
 

@@ -237,7 +237,7 @@ def _internal(error: Exception) -> KvtoolError:
 
 def _from_typer(error: typer.TyperException, argv: Sequence[str]) -> KvtoolError:
     """Typer's usage errors in two lines: the message, and the nearest names or the help."""
-    from kvtool.cli.foreign_words import ours
+    from kvtool.cli.foreign_words import ours  # no command that succeeds needs it
 
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else f"kvtool {_command_in(argv)}".rstrip()

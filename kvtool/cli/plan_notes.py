@@ -11,8 +11,9 @@ from kvtool.engine_memory.defaults import version_of
 from kvtool.levers.caveats import of_cache
 from kvtool.plan_model import PlanModel
 from kvtool.plan_query import VERSION, PlanQuery
-from kvtool.planning import DS_MLA, NODE
+from kvtool.planning import NODE
 from kvtool.run import Row
+from kvtool.size_row import DS_MLA
 
 SPARSE = {"indexer", "compressed"}
 """Kinds of layers of which a step reads what is selected."""

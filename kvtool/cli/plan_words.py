@@ -14,8 +14,7 @@ from kvtool.engines import engines_named
 from kvtool.errors import INTERRUPTED, KvtoolError, usage_error
 from kvtool.plan_model import PlanModel
 from kvtool.plan_query import UTILIZATION, VERSION, PlanQuery, gpus_named
-from kvtool.planning import DS_MLA
-from kvtool.size_row import VllmOptions
+from kvtool.size_row import DS_MLA, VllmOptions
 from kvtool.sweep_file import is_sweep
 from kvtool.units import MAX_LIST, parse_bytes, parse_count, parse_counts
 from kvtool.weights.counted import in_words

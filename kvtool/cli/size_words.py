@@ -8,12 +8,11 @@ from kvtool.dtypes import DTYPES, MODEL_DTYPES, dtype_named, parse_kv_dtype
 from kvtool.engines import engines_named
 from kvtool.errors import usage_error
 from kvtool.query import Query
-from kvtool.size_row import VllmOptions
+from kvtool.size_row import DS_MLA, VllmOptions
 from kvtool.units import parse_bytes, parse_count, parse_counts
 
 MAX_BATCH = 2**20
 MAX_PARALLEL = 2**16
-DS_MLA = "fp8_ds_mla"
 
 
 def query_of(given: dict[str, Any]) -> Query:

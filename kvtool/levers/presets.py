@@ -12,10 +12,11 @@ from kvtool.cache import shard
 from kvtool.dtypes import DTYPES, parse_kv_dtype
 from kvtool.engine_memory.usable import is_total_known
 from kvtool.errors import KvtoolError
-from kvtool.fitting import NODE, Fitting, count_of, fitting, on, splits
+from kvtool.fitting import Fitting, count_of, fitting, on, splits
 from kvtool.levers.caveats import NATIVE, support
 from kvtool.levers.changes import Alternative, Change
 from kvtool.plan import plan_row, planned
+from kvtool.planning import NODE
 from kvtool.solving import flags_of
 
 if TYPE_CHECKING:

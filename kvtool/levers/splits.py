@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kvtool.fitting import NODE, Fitting, Way, fitting, ways_of
+from kvtool.fitting import Fitting, Way, fitting, ways_of
 from kvtool.levers.changes import Change
 from kvtool.plan import Planned, planned
 from kvtool.plan_query import Split
+from kvtool.planning import NODE
 
 if TYPE_CHECKING:
     from kvtool.plan_model import PlanModel

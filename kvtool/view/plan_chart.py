@@ -86,7 +86,7 @@ def _bars(rows: Sequence[Row]) -> Panels:
     every = (*taken, *(_cache(kind) for kind in kinds), LEFT)
     kept = [place for place in range(len(every)) if any(sizes[place] for sizes in found)]
     parts = tuple(every[place] for place in kept)
-    wholes = [row["gpu_bytes"] or row["usable_bytes"] for row in shown]
+    wholes = [row["gpu_bytes"] for row in shown]
     sizes = [tuple(each[place] for place in kept) for each in found]
     bars = Bars(
         title="best estimate",
@@ -138,7 +138,7 @@ def _colour(part: str) -> int:
 
 def _bytes(row: Row, taken: Sequence[str], kinds: Sequence[str]) -> list[float]:
     """Of each part: what is taken, what is left for the cache by kind, and what nobody uses."""
-    whole = row["gpu_bytes"] or row["usable_bytes"]
+    whole = row["gpu_bytes"]
     lines: dict[str, float] = {}
     for one in row["memory"][1:]:
         name = _part(one["name"])

@@ -106,17 +106,16 @@ def _title(block: Sequence[Row], rows: Sequence[Row]) -> str:
     row, inside, outside = block[0], set(_apart(block)), set(_apart(rows))
     solved = {SOLVED.get(one["solved"]["what"]) for one in block if one.get("solved")}
     told = (outside | solved) - inside
-    machine = not inside & set(MACHINE[1:])
+    where = "" if "gpu" in inside else row["gpu"]
+    if not inside & set(MACHINE[1:]):
+        where = words.on(row)
     what = "" if "model" in inside else row["model"]
-    first = f"{what} on {words.on(row)}".strip() if machine else what
-    if not machine and "gpu" not in inside:
-        first = f"{what} on {row['gpu']}".strip()
-    said = [first]
+    said = [f"{what} on {where}".strip() if where else what]
     said += [row["engine"]] if "engine" in told else []
     said += ["experts spread"] if "expert_parallel" in told and row["expert_parallel"] else []
     said += [f"KV in {row['kv_dtype']}"] if "kv_dtype" in told else []
-    share = row["gpu_memory_utilization"]
-    said += [f"utilisation {share:g}"] if "gpu_memory_utilization" in told and share else []
+    part = row["gpu_memory_utilization"]
+    said += [f"utilisation {part:g}"] if "gpu_memory_utilization" in told and part else []
     if "context_tokens" not in inside:
         said.append(counted(row["context_tokens"], "token"))
     if "users" not in inside and row["users"] is not None:
